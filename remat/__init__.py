@@ -1,0 +1,1 @@
+"""Named activation-rematerialization policies for JAX and Flax."""
