@@ -1,0 +1,9 @@
+"""Reference models in Flax: what the policies are shown and tested on."""
+
+from remat.models._presets import Built as Built
+from remat.models._presets import PresetError as PresetError
+from remat.models._presets import build as build
+from remat.models._presets import n_params as n_params
+from remat.models._presets import presets as presets
+from remat.models._training_step import make_optimizer as make_optimizer
+from remat.models._training_step import train_step as train_step

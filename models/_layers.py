@@ -1,0 +1,80 @@
+"""A stack of equal layers, scanned or unrolled, each one a region.
+
+The layer's own code does not know about either: it maps (B, T, D) to (B, T, D).
+Wrapping happens around a *call* of the layer, not around its class, so parameter
+names are the same with and without regions (`nn.remat(Block)` would rename an
+unnamed `Block_0` to `CheckpointBlock_0`), and static arguments such as
+`deterministic` are closed over instead of being numbered.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+Layer = nn.Module | Sequence[nn.Module]
+Call = Callable[[Any, jax.Array], jax.Array]
+
+
+def make_layers(
+    make_layer: Callable[[], nn.Module], n_layers: int, scan_layers: bool
+) -> Layer:
+    """Returns what `setup` should assign: one layer to scan, or a list of them.
+
+    Scanned parameters have a leading axis of length `n_layers` under `layers`;
+    unrolled ones stand under `layers_0`, `layers_1`, ...
+    """
+    if scan_layers:
+        return make_layer()
+    return [make_layer() for _ in range(n_layers)]
+
+
+def apply_layers(
+    layers: Layer, call: Call, x: jax.Array, *, n_layers: int, policy: Any
+) -> jax.Array:
+    """Runs every layer in turn, each as a region under `policy`.
+
+    Args:
+        layers: what `make_layers` returned.
+        call: `call(layer, x)`, one layer's forward pass.
+        x: the residual stream, (B, T, D).
+        n_layers: how many layers there are.
+        policy: whatever `remat.policies.as_policy` takes; "none" for no regions.
+
+    Returns:
+        The residual stream after the last layer, (B, T, D).
+    """
+    if not isinstance(layers, nn.Module):
+        # Outside a loop XLA's CSE would merge the recompute with the forward pass.
+        region = as_region(call, policy, prevent_cse=True)
+        for layer in layers:
+            x = region(layer, x)
+        return x
+
+    # Inside scan the loop itself keeps forward and recompute apart.
+    region = as_region(call, policy, prevent_cse=False)
+
+    def layer_step(layer, carry, _):
+        return region(layer, carry), None
+
+    scan = nn.scan(
+        layer_step,
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        length=n_layers,
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )
+    x, _ = scan(layers, x, None)
+    return x
+
+
+def as_region(call: Call, policy: Any, *, prevent_cse: bool) -> Call:
+    """Wraps a call of a layer in `nn.remat`; under "none" it stays as it is."""
+    if policy == "none":
+        return call
+    if policy == "nothing":
+        return nn.remat(call, policy=None, prevent_cse=prevent_cse)
+    from remat.policies import as_policy
+
+    return nn.remat(call, policy=as_policy(policy), prevent_cse=prevent_cse)
