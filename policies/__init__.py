@@ -1,0 +1,37 @@
+"""What to keep between the forward and the backward pass."""
+
+from remat.policies._catalogue import everything as everything
+from remat.policies._catalogue import none as none
+from remat.policies._catalogue import nothing as nothing
+from remat.policies._catalogue import offload_dots as offload_dots
+from remat.policies._catalogue import offload_dots_no_batch as offload_dots_no_batch
+from remat.policies._catalogue import save_dots as save_dots
+from remat.policies._catalogue import save_dots_no_batch as save_dots_no_batch
+from remat.policies._coerce import as_policy as as_policy
+from remat.policies._errors import DuplicatePolicyError as DuplicatePolicyError
+from remat.policies._errors import PolicyError as PolicyError
+from remat.policies._errors import UnboundPolicyError as UnboundPolicyError
+from remat.policies._errors import UnknownPolicyError as UnknownPolicyError
+from remat.policies._factories import dots as dots
+from remat.policies._factories import dots_no_batch as dots_no_batch
+from remat.policies._factories import offload as offload
+from remat.policies._factories import offload_names as offload_names
+from remat.policies._factories import save as save
+from remat.policies._factories import save_names as save_names
+from remat.policies._jax_callables import from_jax as from_jax
+from remat.policies._maxtext import minimal as minimal
+from remat.policies._maxtext import minimal_offloaded as minimal_offloaded
+from remat.policies._maxtext import minimal_with_context as minimal_with_context
+from remat.policies._maxtext import qkv_proj_offloaded as qkv_proj_offloaded
+from remat.policies._maxtext import save_dot_except_mlp as save_dot_except_mlp
+from remat.policies._maxtext import save_dot_except_mlpwi as save_dot_except_mlpwi
+from remat.policies._maxtext import save_out_proj as save_out_proj
+from remat.policies._maxtext import save_qkv_proj as save_qkv_proj
+from remat.policies._policy import Description as Description
+from remat.policies._policy import Policy as Policy
+from remat.policies._registry import get as get
+from remat.policies._registry import names as names
+from remat.policies._registry import register as register
+from remat.policies._selectors import Selector as Selector
+from remat.policies._value import Decision as Decision
+from remat.policies._value import Value as Value

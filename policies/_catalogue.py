@@ -1,0 +1,83 @@
+"""Named policies that do not depend on what a model names its values."""
+
+from remat.policies._factories import dots, dots_no_batch, offload, save
+from remat.policies._policy import Description, Policy
+from remat.policies._registry import register
+from remat.policies._rules import Keep, NoRegion, Nothing
+from remat.policies._selectors import Anything
+from remat.policies._value import Decision
+
+_ALL = Description(
+    saves="everything", recomputes="nothing", when="there is memory enough"
+)
+
+none = register(
+    "none",
+    Policy(rule=NoRegion(), name="none", description=_ALL),
+    Description(
+        saves="everything the backward pass reads, as without any region",
+        recomputes="nothing",
+        when="memory is no concern; the baseline to compare with",
+    ),
+)
+everything = register(
+    "everything",
+    Policy(rule=Keep(Anything(), Decision.SAVE), name="everything", description=_ALL),
+    Description(
+        saves="everything the backward pass reads",
+        recomputes="nothing",
+        when="one region of many should keep all",
+        source="JAX, everything_saveable",
+    ),
+)
+nothing = register(
+    "nothing",
+    Policy(rule=Nothing(), name="nothing", description=_ALL),
+    Description(
+        saves="nothing but the inputs of the region",
+        recomputes="everything",
+        when="memory is what limits you; costs up to one more forward pass",
+        source="JAX, nothing_saveable (also policy=None)",
+    ),
+)
+save_dots = register(
+    "save_dots",
+    save(dots()),
+    Description(
+        saves="results of matrix products and convolutions, attention scores too",
+        recomputes="norms, activation functions, softmax",
+        when="compute is what limits you and attention is a fused kernel",
+        source="JAX, dots_saveable",
+    ),
+)
+save_dots_no_batch = register(
+    "save_dots_no_batch",
+    save(dots_no_batch()),
+    Description(
+        saves="results of matrix products with weights (no batch dimensions)",
+        recomputes="attention scores and context, norms, activation functions",
+        when="a dense transformer; expert products of an MoE layer are not seen",
+        source="JAX, dots_with_no_batch_dims_saveable",
+    ),
+)
+offload_dots = register(
+    "offload_dots",
+    offload(dots()),
+    Description(
+        saves="nothing",
+        offloads="results of matrix products and convolutions",
+        recomputes="norms, activation functions, softmax",
+        when="the host link keeps up with the layers",
+    ),
+)
+offload_dots_no_batch = register(
+    "offload_dots_no_batch",
+    offload(dots_no_batch()),
+    Description(
+        saves="nothing",
+        offloads="results of matrix products with weights (no batch dimensions)",
+        recomputes="attention scores and context, norms, activation functions",
+        when="the host link keeps up with the layers of a dense transformer",
+        source="JAX, offload_dot_with_no_batch_dims",
+    ),
+)
