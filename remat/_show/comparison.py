@@ -1,0 +1,160 @@
+"""A comparison as a terminal table, an HTML table and a plotly figure."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from remat._comparison import Comparison, Row, recompute_share
+from remat._sizes import format_bytes, format_seconds
+
+COLUMNS = (
+    "policy",
+    "fits",
+    "peak",
+    "saved",
+    "temporaries",
+    "host",
+    "recompute",
+    "moved",
+    "step (estimate)",
+)
+
+
+def comparison_table(comparison: Comparison) -> RenderableType:
+    """The comparison for a rich console: title, rows, advice and what has no row."""
+    table = Table(title=_title(comparison), title_justify="left", header_style="bold")
+    for i, column in enumerate(COLUMNS):
+        # Only the policy may wrap: a figure cut in two cannot be read.
+        table.add_column(column, justify="left" if i < 2 else "right", no_wrap=i > 0)
+    none = _baseline(comparison)
+    for row in comparison.rows:
+        style = "bold green" if row.policy == comparison.best else None
+        table.add_row(*cells(row, none, comparison.best), style=style)
+    notes = [f"{row.policy}: {row.note}" for row in comparison.rows if row.note]
+    notes += [f"skipped {s.policy}: {s.reason}" for s in comparison.skipped]
+    notes += [f"failed {f.policy}: {f.reason}" for f in comparison.failed]
+    return Group(
+        table, Text(comparison.advice, style="bold"), Text("\n".join(notes + _legend(comparison)), style="dim")
+    )
+
+
+def cells(row: Row, none: Row | None, best: str | None) -> tuple[str, ...]:
+    """The text of a row's cells, one for each of `COLUMNS`."""
+    mark = "" if row.exact else "≥ "
+    fits = {True: "yes", False: "no", None: "likely"}[row.fits]
+    return (
+        f"{row.policy} ◀" if row.policy == best else row.policy,
+        fits,
+        mark + format_bytes(row.peak_bytes),
+        _saved(row, none),
+        mark + format_bytes(row.temp_bytes),
+        format_bytes(row.host_bytes) if row.host_bytes else "–",
+        f"{100 * recompute_share(row):.1f} % fwd" if row.recompute_flops else "–",
+        format_bytes(row.bytes_accessed),
+        _time(row, none),
+    )
+
+
+def comparison_text(comparison: Comparison, width: int = 120) -> str:
+    """The table as plain text."""
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(comparison_table(comparison))
+    return capture.get()
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """The table as HTML that a notebook shows, readable in light and dark."""
+    none = _baseline(comparison)
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in COLUMNS)
+    lines = []
+    for row in comparison.rows:
+        weight = ' style="font-weight:bold"' if row.policy == comparison.best else ""
+        inside = "".join(
+            f"<td>{html.escape(cell)}</td>"
+            for cell in cells(row, none, comparison.best)
+        )
+        lines.append(f'<tr{weight} title="{html.escape(row.note)}">{inside}</tr>')
+    notes = "<br>".join(html.escape(line) for line in _legend(comparison))
+    return (
+        f"<table><caption>{html.escape(_title(comparison))}</caption>"
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+        f"<p><b>{html.escape(comparison.advice)}</b></p><p><small>{notes}</small></p>"
+    )
+
+
+def comparison_figure(comparison: Comparison) -> Any:
+    """Peak device memory against estimated step time, the limit as a line."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for exact, name in ((True, "compiled in full"), (False, "floor (≥)")):
+        rows = [row for row in comparison.rows if row.exact is exact]
+        if rows:
+            figure.add_scatter(
+                x=[row.peak_bytes / 2**30 for row in rows],
+                y=[row.estimated_step_s * 1e3 for row in rows],
+                text=[row.policy for row in rows],
+                mode="markers+text",
+                textposition="top center",
+                name=name,
+            )
+    figure.add_vline(x=comparison.budget_bytes / 2**30, line_dash="dash")
+    figure.update_layout(
+        title=_title(comparison),
+        xaxis_title="peak device memory (GiB)",
+        yaxis_title="estimated step (ms)",
+    )
+    return figure
+
+
+def _title(comparison: Comparison) -> str:
+    return (
+        f"{comparison.model} on {comparison.target.name}, "
+        f"{format_bytes(comparison.budget_bytes)} usable"
+    )
+
+
+def _baseline(comparison: Comparison) -> Row | None:
+    return next((row for row in comparison.rows if row.policy == "none"), None)
+
+
+def _saved(row: Row, none: Row | None) -> str:
+    if none is None or row is none or not none.peak_bytes:
+        return "–"
+    if row.exact != none.exact:
+        # A floor and a peak come from different limits and are not comparable.
+        return "?" if row.exact else "≤ " + _difference(row, none)
+    return _difference(row, none)
+
+
+def _difference(row: Row, none: Row) -> str:
+    saved = none.peak_bytes - row.peak_bytes
+    return f"{format_bytes(saved)} ({100 * saved / none.peak_bytes:.0f} %)"
+
+
+def _time(row: Row, none: Row | None) -> str:
+    time = format_seconds(row.estimated_step_s)
+    if none is None or not none.estimated_step_s:
+        return time
+    return f"{time} ({row.estimated_step_s / none.estimated_step_s:.2f}×)"
+
+
+def _legend(comparison: Comparison) -> list[str]:
+    lines = []
+    if not all(row.exact for row in comparison.rows):
+        lines.append(
+            "≥ is a floor, what the compiler can squeeze the step to; a run uses more. "
+            "--exact compiles those rows in full."
+        )
+    if comparison.target.kind == "cpu":
+        lines.append(
+            "Compiled for the CPU, whose compiler can rank policies unlike a TPU's or "
+            "GPU's; choose a --target to decide for an accelerator."
+        )
+    return lines

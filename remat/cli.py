@@ -1,0 +1,335 @@
+"""The `remat` command.
+
+A command of its own may do what a library must not: set the environment that compiling
+for an absent device needs, and keep the noise of compilers off the terminal.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="remat",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help=(
+        "Which activations to keep, and what each choice costs, from really compiled "
+        "programs for a TPU or GPU that need not be here.\n\n"
+        "    remat compare gpt2 --target v5e\n\n"
+        "    remat fit gpt2 --target h100 --max batch\n\n"
+        "    remat compare mypackage.train:make --target a100-80gb --budget 60GiB\n\n"
+        "    remat targets\n\n    remat policies save_dots"
+    ),
+)
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A preset such as gpt2, or package.module:function returning "
+        "(loss_fn, args) or (loss_fn, args, options).",
+    ),
+]
+TargetName = Annotated[
+    str | None,
+    typer.Option(
+        "--target", help="v5e, h100, ... (see `remat targets`); default: this device."
+    ),
+]
+PolicyNames = Annotated[
+    str | None,
+    typer.Option("--policies", help="Comma-separated names; default: fourteen."),
+]
+Batch = Annotated[int | None, typer.Option("--batch", help="Batch size.")]
+Seq = Annotated[int | None, typer.Option("--seq", help="Sequence length.")]
+Optimizer = Annotated[
+    bool,
+    typer.Option(
+        "--optimizer/--no-optimizer", help="Include an AdamW update in the step."
+    ),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option("--budget", help="Memory the step may use, as in 12GiB."),
+]
+CompilerOptions = Annotated[
+    list[str] | None,
+    typer.Option("--compiler-option", metavar="KEY=VALUE", help="An XLA option."),
+]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the rows as JSON.")
+]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show tracebacks and the compilers' own output.")
+]
+
+
+@app.command()
+def compare(
+    model: Model,
+    target: TargetName = None,
+    policies: PolicyNames = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    budget: Budget = None,
+    optimizer: Optimizer = True,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Compile every row in full (TPU).")
+    ] = False,
+    compiler_option: CompilerOptions = None,
+    json: JsonFile = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the table.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Compile a training step under each policy and say which one to use."""
+    with _command(target, debug):
+        import remat
+        from remat._show.comparison import comparison_table
+
+        for path in (json, html):
+            _check_writable(path)
+        loaded = _load(model, batch, seq)
+        settings = _settings(loaded, optimizer, compiler_option)
+        with _progress(debug) as say:
+            result = remat.compare(
+                loaded.loss,
+                *loaded.args,
+                policies=_split_policies(policies),
+                target=target,
+                budget=budget,
+                exact=exact,
+                model=loaded.name,
+                options=dict(loaded.describe),
+                on_progress=say,
+                **settings,
+            )
+        _print(comparison_table(result))
+        for path, write in ((json, result.to_json), (html, result.to_html)):
+            if path is not None:
+                write(path)
+                _print(f"wrote {path}")
+
+
+@app.command()
+def fit(
+    model: Model,
+    largest: Annotated[
+        str, typer.Option("--max", metavar="batch|seq", help="What to make largest.")
+    ] = "batch",
+    target: TargetName = None,
+    policies: PolicyNames = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    budget: Budget = None,
+    optimizer: Optimizer = True,
+    compiler_option: CompilerOptions = None,
+    json: JsonFile = None,
+    debug: Debug = False,
+) -> None:
+    """Find the largest batch or sequence that fits under each policy."""
+    with _command(target, debug):
+        import remat
+        from remat._show.fit import fit_table
+
+        _check_writable(json)
+        sizes = {"batch": batch, "seq": seq}
+        if largest not in sizes:
+            raise ValueError(f"--max takes batch or seq, but was given {largest!r}")
+        loaded = _load(model, batch, seq)
+        settings = _settings(loaded, optimizer, compiler_option)
+
+        def build(size: int) -> tuple[Any, tuple[Any, ...]]:
+            built = _load(model, **{**sizes, largest: size})
+            return built.loss, built.args
+
+        start = sizes[largest] or loaded.describe.get(largest)
+        with _progress(debug) as say:
+            result = remat.fit(
+                build,
+                start=start or 1,
+                multiple_of=1 if largest == "batch" else 128,
+                policies=_split_policies(policies) or ("none", "save_dots", "nothing"),
+                target=target,
+                budget=budget,
+                what=largest,
+                model=loaded.name,
+                options=dict(loaded.describe),
+                on_progress=say,
+                **settings,
+            )
+        _print(fit_table(result))
+        if json is not None:
+            result.to_json(json)
+            _print(f"wrote {json}")
+
+
+@app.command()
+def targets(debug: Debug = False) -> None:
+    """List the devices that can be named, and which can be compiled for here."""
+    with _command("any", debug):
+        from remat._show.targets import targets_table
+
+        _print(targets_table())
+
+
+@app.command()
+def policies(
+    name: Annotated[str | None, typer.Argument(help="One policy, in full.")] = None,
+    debug: Debug = False,
+) -> None:
+    """List the named policies, or show one in full."""
+    with _command(None, debug):
+        from remat._show.policies import policies_table, policy_page
+
+        _print(policies_table() if name is None else policy_page(name))
+
+
+def main() -> None:
+    """Runs the command; unexpected failures are one line, with `--debug` in full."""
+    app()
+
+
+@contextmanager
+def _command(target: str | None, debug: bool) -> Iterator[None]:
+    """The frame of every command: quiet compilers, clear errors, exit codes."""
+    if not debug:
+        _silence()
+    from remat._targets import quiet_environment
+
+    try:
+        if target is not None and target != "cpu":
+            quiet_environment()
+        yield
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        sys.stderr.flush()
+        # Compiles that run in threads cannot be stopped, and exiting would wait.
+        os._exit(130)
+    except (ValueError, ImportError) as error:
+        if debug:
+            raise
+        _fail(error, 2)
+    except Exception as error:
+        if debug:
+            raise
+        _fail(f"{type(error).__name__}: {error} (--debug shows the traceback)", 1)
+
+
+def _fail(error: object, code: int) -> None:
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _silence() -> None:
+    """Keeps what compilers write to file descriptor 2 off the terminal.
+
+    libtpu and the CUDA plugin write before their own log levels apply. Python's stderr
+    moves to a copy of the descriptor, so progress and errors still arrive.
+    """
+    try:
+        kept = os.dup(2)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)
+        os.close(null)
+    except OSError:
+        return
+    sys.stderr = os.fdopen(kept, "w", buffering=1)
+    for name in ("jax", "jax._src.xla_bridge", "absl", "orbax"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def _progress(debug: bool) -> Iterator[Callable[[str], None]]:
+    from rich.console import Console
+
+    console = Console(file=sys.stderr)
+    if debug or not console.is_terminal:
+        yield lambda line: None
+        return
+    with console.status("starting") as status:
+        yield lambda line: status.update(line)
+
+
+def _print(what: Any) -> None:
+    from rich.console import Console
+
+    console = Console(soft_wrap=False)
+    if not console.is_terminal:
+        # A pipe or a file has no width; a table cut to 80 columns helps nobody.
+        console = Console(width=140)
+    console.print(what)
+
+
+def _load(model: str, batch: int | None, seq: int | None) -> Any:
+    from remat._load import load_model
+
+    return load_model(model, batch=batch, seq=seq)
+
+
+def _check_writable(path: Path | None) -> None:
+    from remat._files import check_writable
+
+    if path is not None:
+        check_writable(path)
+
+
+def _settings(loaded: Any, optimizer: bool, options: list[str] | None) -> dict[str, Any]:
+    """Keyword arguments for compare, fit and plan: the model's own, then the flags."""
+    settings = dict(loaded.options)
+    if optimizer and "step" not in settings:
+        import optax
+
+        settings.setdefault("optimizer", optax.adamw(1e-3))
+    elif not optimizer:
+        settings["optimizer"] = None
+    settings["compiler_options"] = {
+        **settings.get("compiler_options", {}),
+        **dict(_key_value(option) for option in options or ()),
+    }
+    return settings
+
+
+def _key_value(text: str) -> tuple[str, str | bool | int | float]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ValueError(f"--compiler-option takes KEY=VALUE, but was given {text!r}")
+    if value.lower() in ("true", "false"):
+        return key, value.lower() == "true"
+    for number in (int, float):
+        try:
+            return key, number(value)
+        except ValueError:
+            continue
+    return key, value
+
+
+def _split_policies(text: str | None) -> tuple[Any, ...] | None:
+    """`none,save_names(query_proj,mlpwi)` as policies; commas in brackets stay."""
+    if text is None:
+        return None
+    from remat.policies import parse
+
+    return tuple(parse(part) for part in _split_outside_brackets(text))
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([") - (character in ")]")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
