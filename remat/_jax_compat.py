@@ -1,0 +1,264 @@
+"""The only file that touches JAX's internals.
+
+Everything here was checked on jax 0.10.2 and 0.12.0.1. Two differences shape it:
+
+- 0.10 has `Jaxpr` (open) and `ClosedJaxpr` (with constants); in 0.12 they are one
+  class, whose `.jaxpr` is itself.
+- 0.12 can trace `jax.checkpoint` and `checkpoint_name` to other primitives, under
+  the flag `jax_remat3`; programs are read with that flag off.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jec
+from jax._src import config as _config  # remat3: 0.10.2 - 0.12.0.1
+from jax._src import source_info_util as _source_info_util
+from jax._src.ad_checkpoint import name_p as name_p  # exported by JAX after 0.10.2
+from jax.extend.core.primitives import custom_jvp_call_p as custom_jvp_call_p
+
+# 0.12 keeps this name as another one for Jaxpr.
+from jax.extend.core import ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
+
+REGION_PRIMITIVES = frozenset({"checkpoint", "remat", "remat2"})
+"""Names of the primitives that `jax.checkpoint` makes (`remat2`: 0.10 - 0.12)."""
+
+CALL_PRIMITIVES = frozenset({"jit", "pjit", "closed_call", "core_call"})
+"""Names of the primitives that only call their one jaxpr."""
+
+AnyJaxpr = Any
+"""A `Jaxpr` or a `ClosedJaxpr`, which are two classes in 0.10 and one in 0.12."""
+
+
+def is_jaxpr(value: object) -> bool:
+    """Whether `value` is a jaxpr, open or closed."""
+    return isinstance(value, jec.Jaxpr | ClosedJaxpr)
+
+
+def is_closed(value: object) -> bool:
+    """Whether `value` is a jaxpr that carries its constants itself.
+
+    In 0.12, where one class serves both, every jaxpr can carry its constants and
+    the answer is True for each.
+    """
+    return isinstance(value, ClosedJaxpr)
+
+
+def open_jaxpr(jaxpr: AnyJaxpr) -> jec.Jaxpr:
+    """The open jaxpr inside a closed one; an open jaxpr as it is."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def with_open(jaxpr: AnyJaxpr, new: jec.Jaxpr) -> AnyJaxpr:
+    """`jaxpr` with its open part replaced; `jaxpr` itself when that is the same."""
+    if open_jaxpr(jaxpr) is new:
+        return jaxpr
+    if is_closed(jaxpr) and not is_closed(new):
+        return ClosedJaxpr(new, jaxpr.consts)  # 0.10: two classes
+    return new
+
+
+def subjaxprs(params: Mapping[str, Any]) -> Iterator[AnyJaxpr]:
+    """The jaxprs in an equation's parameters, as they stand, in a fixed order."""
+    for value in params.values():
+        yield from _jaxprs_in(value)
+
+
+def _jaxprs_in(value: Any) -> Iterator[AnyJaxpr]:
+    if is_jaxpr(value):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _jaxprs_in(item)
+
+
+def map_jaxprs(
+    params: Mapping[str, Any], fn: Callable[[AnyJaxpr], AnyJaxpr]
+) -> dict[str, Any]:
+    """Equation parameters with `fn` applied to each jaxpr as it stands.
+
+    `fn` is called in the order of `subjaxprs`. Values without a jaxpr, and those
+    that `fn` leaves alone, keep their identity: JAX caches compiled functions by it.
+    """
+    return {key: _map_value(value, fn) for key, value in params.items()}
+
+
+def _map_value(value: Any, fn: Callable[[AnyJaxpr], AnyJaxpr]) -> Any:
+    if is_jaxpr(value):
+        return fn(value)
+    if isinstance(value, tuple | list):
+        items = [_map_value(item, fn) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        # custom_linear_solve keeps its jaxprs in a named tuple.
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def map_subjaxprs(
+    params: Mapping[str, Any], fn: Callable[[jec.Jaxpr], jec.Jaxpr]
+) -> dict[str, Any]:
+    """Equation parameters with `fn` applied to each open jaxpr in them.
+
+    Closed jaxprs stay closed over the same constants, tuples stay tuples.
+    """
+    return map_jaxprs(params, lambda jaxpr: with_open(jaxpr, fn(open_jaxpr(jaxpr))))
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an equation's operand is a constant written in place."""
+    return isinstance(atom, jec.Literal)
+
+
+def is_dropped(var: Any) -> bool:
+    """Whether an equation's output is used by nothing (printed as `_`)."""
+    return isinstance(var, jec.DropVar)
+
+
+def fresh_like(var: Any) -> Any:
+    """A new variable of the same type as `var` (a dropped one stays dropped)."""
+    return jec.DropVar(var.aval) if is_dropped(var) else jec.Var(var.aval)
+
+
+def scopes(eqn: jec.JaxprEqn) -> tuple[str, ...]:
+    """The `jax.named_scope` names around an equation, outermost first.
+
+    Transformations on the name stack (`jvp`, `vmap`) are left out.
+    """
+    stack = eqn.source_info.name_stack.stack
+    return tuple(frame.name for frame in stack if type(frame).__name__ == "Scope")
+
+
+def under_name_stack(inner: jec.JaxprEqn, outer: jec.JaxprEqn) -> Any:
+    """The source info of `inner` when it takes the place of `outer`."""
+    name_stack = outer.source_info.name_stack + inner.source_info.name_stack
+    return inner.source_info.replace(name_stack=name_stack)
+
+
+def function_name(jaxpr: AnyJaxpr) -> str | None:
+    """The name of the Python function that was traced to `jaxpr`, where known."""
+    info = getattr(jaxpr, "debug_info", None)
+    return getattr(info, "func_name", None)
+
+
+def remat3_off() -> contextlib.AbstractContextManager[Any]:
+    """A context in which `jax.checkpoint` traces to the ordinary equation."""
+    return _config.remat3(False)
+
+
+def trace(fn: Callable[..., Any], *flat_args: Any) -> tuple[ClosedJaxpr, Any]:
+    """Trace `fn` to a closed jaxpr, with its regions as `checkpoint` equations.
+
+    Args:
+        fn: Takes and returns flat arrays (or pytrees of arrays).
+        *flat_args: Arrays, tracers or `jax.ShapeDtypeStruct`s.
+
+    Returns:
+        The jaxpr, closed over what `fn` closes over, and the pytree of its
+        outputs' shapes.
+    """
+    with remat3_off():
+        return jax.make_jaxpr(fn, return_shape=True)(*flat_args)
+
+
+def evaluate(closed: ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
+    """Run a closed jaxpr on flat inputs, under whatever transformation is active."""
+    return jec.jaxpr_as_fun(closed)(*inputs)
+
+
+# --- for naming and planning: 0.10.2 - 0.12.0.1
+
+
+class ScanBinders(NamedTuple):
+    """Which operands and results of a `scan` equation are what, by position."""
+
+    consts: tuple[int, ...]
+    """Operands that every step reads."""
+    init: tuple[int, ...]
+    """Operands that the first step carries in."""
+    xs: tuple[int, ...]
+    """Operands that each step reads one slice of."""
+    carry_out: tuple[int, ...]
+    """Results that the last step carried out; in the order of `init`."""
+    ys: tuple[int, ...]
+    """Results that each step made one slice of."""
+
+
+def scan_binders(eqn: jec.JaxprEqn) -> ScanBinders:
+    """How a `scan` equation's operands and results (and its body's) are laid out."""
+    params, n_in, n_out = eqn.params, len(eqn.invars), len(eqn.outvars)
+    if "ft_in" in params:  # 0.12 keeps the layout as trees
+        consts, init, xs = map(tuple, params["ft_in"].update(range(n_in)).unpack())
+        carry_out, ys = map(tuple, params["ft_out"].update(range(n_out)).unpack())
+        return ScanBinders(consts, init, xs, carry_out, ys)
+    n_consts, n_carry = params["num_consts"], params["num_carry"]
+    first_xs = n_consts + n_carry
+    return ScanBinders(
+        consts=tuple(range(n_consts)),
+        init=tuple(range(n_consts, first_xs)),
+        xs=tuple(range(first_xs, n_in)),
+        carry_out=tuple(range(n_carry)),
+        ys=tuple(range(n_carry, n_out)),
+    )
+
+
+def in_scope(eqn: jec.JaxprEqn, scope: str) -> jec.JaxprEqn:
+    """The equation under one more `jax.named_scope`, its innermost."""
+    info = eqn.source_info
+    info = info.replace(name_stack=info.name_stack.extend(scope))
+    return eqn.replace(source_info=info)
+
+
+_FRAMEWORKS = ("/flax/", "/haiku/", "/equinox/", "/remat/_")
+
+
+def source_line(eqn: jec.JaxprEqn) -> str | None:
+    """`"file.py:12"`: the user's innermost line that made an equation.
+
+    Frames of JAX and of the neural-network libraries are passed over, unless no
+    other is left.
+    """
+    frames = list(_source_info_util.user_frames(eqn.source_info.traceback))
+    if not frames:
+        return None
+    own = (f for f in frames if not any(part in f.file_name for part in _FRAMEWORKS))
+    frame = next(own, frames[0])
+    return f"{os.path.basename(frame.file_name)}:{frame.start_line}"
+
+
+class CustomRule:
+    """A derivative rule in the form that a `custom_jvp_call` equation holds one.
+
+    JAX keeps a lifted Python function there, of which it uses these two members.
+    """
+
+    def __init__(self, rule: Callable[..., tuple[Any, Any, list[bool]]], debug_info: Any):
+        self.call_wrapped = rule
+        self.debug_info = debug_info
+
+
+def custom_jvp_equation(
+    eqn: jec.JaxprEqn,
+    body: jec.ClosedJaxpr,
+    rule: Callable[..., tuple[jec.Jaxpr, Sequence[Any], list[bool]]],
+) -> jec.JaxprEqn:
+    """An equation that computes `body` and is differentiated by `rule`.
+
+    Args:
+        eqn: The equation to replace; operands, results and source are kept.
+        body: From the operands to the results.
+        rule: Called with one bool per operand (whether its tangent is zero), it
+            returns an open jaxpr from the operands and the other tangents to the
+            results and their tangents, its constants, and one bool per result
+            (whether its tangent is zero, and left out).
+    """
+    params = dict(
+        call_jaxpr=body,
+        jvp_jaxpr_fun=CustomRule(rule, open_jaxpr(body).debug_info),
+        num_consts=0,
+        symbolic_zeros=True,
+    )
+    return eqn.replace(primitive=custom_jvp_call_p, params=params)
