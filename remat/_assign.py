@@ -14,6 +14,18 @@ class RegionError(ValueError):
     """A function has no region that can be changed as asked."""
 
 
+class NoNamesFound(RegionError):
+    """None of the checkpoint names a policy spells out is emitted."""
+
+
+class MissingNamesWarning(UserWarning):
+    """Some of the checkpoint names a policy spells out are not emitted."""
+
+    def __init__(self, message: str, missing: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
 class RegionLike(Protocol):
     """What an assignment reads of a region."""
 
@@ -122,14 +134,12 @@ def _check_names(policy: Policy, regions: Sequence[RegionLike]) -> None:
         "jax.ad_checkpoint.checkpoint_name(x, name)."
     )
     if len(missing) == len(wanted):
-        raise RegionError(
+        raise NoNamesFound(
             f"{policy!r} names {_listed(missing)}, which no region emits, so it would "
             f"save nothing by name. {what}"
         )
-    warnings.warn(
-        f"{policy!r} names {_listed(missing)}, which no region emits. {what}",
-        stacklevel=2,
-    )
+    message = f"{policy!r} names {_listed(missing)}, which no region emits. {what}"
+    warnings.warn(MissingNamesWarning(message, tuple(missing)), stacklevel=2)
 
 
 def _listed(names: Iterable[str], most: int = 20) -> str:

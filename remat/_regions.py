@@ -11,6 +11,8 @@ import jax.extend.core as jec
 
 from remat import _jax_compat as compat
 from remat._assign import Assignment as Assignment
+from remat._assign import MissingNamesWarning as MissingNamesWarning
+from remat._assign import NoNamesFound as NoNamesFound
 from remat._assign import RegionError as RegionError
 from remat._assign import removes
 from remat._fingerprint import fingerprint
