@@ -1,0 +1,118 @@
+"""The few fields of XLA's `HloProto` that are read, as protobuf message classes.
+
+No Python package ships these classes without TensorFlow, so the descriptors are built
+here from one table. Names and numbers are those of XLA's `xla/service/hlo.proto` and
+`xla/xla_data.proto`; every field left out is skipped by the parser. Repeated fields
+start with `*`; a type that is a message of the table is written by its name.
+"""
+
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_SCHEMA = """
+HloProto: hlo_module=1 HloModule, buffer_assignment=3 BufferAssignment
+HloModule: name=1 string, entry_computation_name=2 string, *computations=3 Computation,
+  id=5 int64, entry_computation_id=6 int64, schedule=7 Schedule,
+  input_output_alias=8 InputOutputAlias, stack_frame_index=17 StackFrameIndex
+Computation: name=1 string, *instructions=2 Instruction, id=5 int64, root_id=6 int64,
+  execution_thread=8 string
+Instruction: name=1 string, opcode=2 string, shape=3 Shape, metadata=7 Metadata,
+  literal=8 Literal, parameter_number=9 int64, fusion_kind=11 string,
+  tuple_index=13 int64, *dimensions=14 int64, window=15 Window,
+  convolution_dimension_numbers=16 ConvolutionDimensions,
+  *slice_dimensions=17 SliceDimension, *dynamic_slice_sizes=20 int64,
+  custom_call_target=28 string, dot_dimension_numbers=30 DotDimensions,
+  *gather_slice_sizes=34 int64, id=35 int64, *operand_ids=36 int64,
+  *called_computation_ids=38 int64, backend_config=43 bytes,
+  *replica_groups=49 ReplicaGroup, feature_group_count=50 int64,
+  batch_group_count=58 int64, comparison_direction=63 string,
+  *output_operand_aliasing=74 OutputOperandAliasing,
+  collective_device_list=87 CollectiveDeviceList,
+  ragged_dot_dimension_numbers=90 RaggedDotDimensions
+Metadata: op_type=1 string, op_name=2 string, source_file=3 string,
+  source_line=4 int32, stack_frame_id=15 int32
+Shape: element_type=2 int32, *dimensions=3 int64, *tuple_shapes=4 Shape, layout=5 Layout
+Layout: *minor_to_major=1 int64, element_size_in_bits=7 int64, memory_space=8 int64
+Literal: shape=1 Shape, *preds=2 bool, u8s=3 bytes, *s32s=4 int32, *s64s=5 int64,
+  *u32s=6 uint32, *u64s=7 uint64, s8s=15 bytes, u16s=16 bytes, s16s=17 bytes
+Window: *dimensions=1 WindowDimension
+WindowDimension: size=1 int64, stride=2 int64, padding_low=3 int64,
+  padding_high=4 int64, window_dilation=5 int64, base_dilation=6 int64,
+  window_reversal=7 bool
+ConvolutionDimensions: kernel_input_feature_dimension=3 int64,
+  kernel_output_feature_dimension=4 int64, *kernel_spatial_dimensions=6 int64,
+  input_batch_dimension=7 int64, input_feature_dimension=8 int64,
+  output_batch_dimension=9 int64, output_feature_dimension=10 int64,
+  *input_spatial_dimensions=11 int64, *output_spatial_dimensions=12 int64
+SliceDimension: start=1 int64, limit=2 int64, stride=3 int64
+DotDimensions: *lhs_contracting_dimensions=1 int64, *rhs_contracting_dimensions=2 int64,
+  *lhs_batch_dimensions=3 int64, *rhs_batch_dimensions=4 int64
+RaggedDotDimensions: dot_dimension_numbers=1 DotDimensions,
+  *lhs_ragged_dimensions=2 int64, *rhs_group_dimensions=3 int64
+ReplicaGroup: *replica_ids=1 int64
+IotaReplicaGroupList: num_replica_groups=1 int64, num_devices_per_group=2 int64
+CollectiveDeviceList: *replica_groups=1 ReplicaGroup,
+  iota_replica_group_list=2 IotaReplicaGroupList
+OutputOperandAliasing: *output_shape_index=1 int64, operand_index=2 int64,
+  *operand_shape_index=3 int64
+Schedule: *sequences=1 SequenceEntry
+SequenceEntry: key=1 int64, value=2 InstructionSequence
+InstructionSequence: *instruction_ids=1 int64
+InputOutputAlias: *entries=1 AliasEntry
+AliasEntry: *output_shape_index=1 int64, parameter_number=2 int64,
+  *parameter_shape_index=3 int64, kind=4 int32
+StackFrameIndex: *file_names=1 string, *function_names=2 string,
+  *file_locations=3 FileLocation, *stack_frames=4 StackFrame
+FileLocation: file_name_id=1 int32, function_name_id=2 int32, line=3 int32
+StackFrame: file_location_id=1 int32, parent_frame_id=2 int32
+BufferAssignment: *logical_buffers=1 LogicalBuffer, *buffer_allocations=3 Allocation,
+  *heap_simulator_traces=4 HeapTrace
+LogicalBuffer: id=1 int64, size=2 int64, defined_at=3 Location, color=4 int64
+Location: instruction_name=2 string, *shape_index=3 int64, instruction_id=4 int64
+Allocation: index=1 int64, size=2 int64, is_thread_local=3 bool,
+  is_entry_computation_parameter=5 bool, parameter_number=6 int64,
+  maybe_live_out=7 bool, color=8 int64, *assigned=9 Assigned,
+  *parameter_shape_index=10 int64, is_tuple=11 bool, is_constant=12 bool
+Assigned: logical_buffer_id=1 int64, offset=2 int64, size=3 int64
+HeapTrace: *events=1 HeapEvent, whole_module_simulation=2 bool,
+  buffer_allocation_index=3 int64
+HeapEvent: kind=1 int32, buffer_id=2 int64, computation_name=3 string,
+  instruction_name=4 string, share_with_canonical_id=5 int64
+"""
+
+_PACKAGE = "remat.xla"
+
+
+def _file_descriptor() -> descriptor_pb2.FileDescriptorProto:
+    Field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="remat/xla.proto", package=_PACKAGE, syntax="proto3"
+    )
+    text = _SCHEMA.strip().replace("\n  ", " ")
+    for line in text.splitlines():
+        name, fields = line.split(":", 1)
+        message = file.message_type.add(name=name)
+        for declaration in fields.split(","):
+            left, kind = declaration.split()
+            field_name, number = left.lstrip("*").split("=")
+            field = message.field.add(name=field_name, number=int(number))
+            repeated = left.startswith("*")
+            field.label = Field.LABEL_REPEATED if repeated else Field.LABEL_OPTIONAL
+            if kind[0].isupper():
+                field.type = Field.TYPE_MESSAGE
+                field.type_name = f".{_PACKAGE}.{kind}"
+            else:
+                field.type = Field.Type.Value(f"TYPE_{kind.upper()}")
+    return file
+
+
+def _message_class(name: str) -> Any:
+    # A pool of our own: TensorFlow or another reader may have loaded XLA's own file.
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(_file_descriptor())
+    descriptor = pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")
+    return message_factory.GetMessageClass(descriptor)
+
+
+HloProto: Any = _message_class("HloProto")
