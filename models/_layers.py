@@ -1,6 +1,6 @@
 """A stack of equal layers, scanned or unrolled, each one a region.
 
-The layer's own code does not know about either: it maps (B, T, D) to (B, T, D).
+The layer's own code knows about neither: it maps the residual stream to itself.
 Wrapping happens around a *call* of the layer, not around its class, so parameter
 names are the same with and without regions (`nn.remat(Block)` would rename an
 unnamed `Block_0` to `CheckpointBlock_0`), and static arguments such as
@@ -10,11 +10,10 @@ unnamed `Block_0` to `CheckpointBlock_0`), and static arguments such as
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 from flax import linen as nn
 
 Layer = nn.Module | Sequence[nn.Module]
-Call = Callable[[Any, jax.Array], jax.Array]
+Call = Callable[[Any, Any], Any]
 
 
 def make_layers(
@@ -31,19 +30,19 @@ def make_layers(
 
 
 def apply_layers(
-    layers: Layer, call: Call, x: jax.Array, *, n_layers: int, policy: Any
-) -> jax.Array:
+    layers: Layer, call: Call, x: Any, *, n_layers: int, policy: Any
+) -> Any:
     """Runs every layer in turn, each as a region under `policy`.
 
     Args:
         layers: what `make_layers` returned.
         call: `call(layer, x)`, one layer's forward pass.
-        x: the residual stream, (B, T, D).
+        x: the residual stream, (B, T, D), or a pytree that holds it.
         n_layers: how many layers there are.
         policy: whatever `remat.policies.as_policy` takes; "none" for no regions.
 
     Returns:
-        The residual stream after the last layer, (B, T, D).
+        The residual stream after the last layer.
     """
     if not isinstance(layers, nn.Module):
         # Outside a loop XLA's CSE would merge the recompute with the forward pass.

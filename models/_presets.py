@@ -4,16 +4,17 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remat.models import gpt2
+from remat.models import gpt2, llama, mixtral, vit
 
 Batch = Mapping[str, Any]
 Params = Mapping[str, Any]
+Init = Callable[[jax.Array], Params]
 
 
 class PresetError(ValueError):
@@ -29,12 +30,12 @@ class Built:
     config: Any
     """The model's frozen configuration, overrides applied."""
     model: nn.Module
-    """The Flax module."""
+    """The Flax Linen module."""
     loss: Callable[[Params, Batch], jax.Array]
-    """`loss(params, batch)`: the mean cross-entropy in nats, an fp32 scalar."""
+    """`loss(params, batch)`: mean cross-entropy in nats, an fp32 scalar."""
     args: tuple[Any, Batch]
     """`(params, batch)` as `jax.ShapeDtypeStruct`s."""
-    init: Callable[[jax.Array], Params]
+    init: Init
     """`init(key)`: real parameters."""
     describe: dict[str, Any]
     """What was built: preset, family, n_params, batch, seq and the configuration."""
@@ -42,7 +43,7 @@ class Built:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """How presets of one kind of model are sized, built and fed."""
+    """How presets of one kind of model are built and fed."""
 
     name: str
     """As `describe` says it."""
@@ -50,17 +51,37 @@ class Family:
     """Preset name to configuration."""
     make_model: Callable[[Any], nn.Module]
     """Module of a configuration."""
-    batch: Mapping[str, int]
-    """Default sequences a step, by preset."""
-    seq: Callable[[Any], int]
-    """Default sequence length in tokens."""
-    resize: Callable[[Any, int], Any]
-    """Configuration that takes sequences of this length."""
+    sizes: Mapping[str, tuple[int, int | None]]
+    """Preset name to default (batch, seq); seq is None for images."""
+    batch: Callable[[Any, int, int | None], tuple[Any, Batch]]
+    """(config, batch, seq) to the configuration that takes them, and their shapes."""
+    inputs: tuple[str, str]
+    """Keys of a batch: what the model sees, and what it should answer."""
 
 
-def _resize_gpt2(config: gpt2.GPT2Config, seq: int) -> gpt2.GPT2Config:
+def _words(config: Any, batch: int, seq: int | None) -> tuple[Any, Batch]:
+    assert seq is not None
+    tokens = jax.ShapeDtypeStruct((batch, seq), jnp.int32)
+    return config, {"tokens": tokens, "targets": tokens}
+
+
+def _words_in_table(config: Any, batch: int, seq: int | None) -> tuple[Any, Batch]:
+    assert seq is not None
     # GPT-2 has a row of parameters per position: longer sequences need more rows.
-    return dataclasses.replace(config, n_positions=max(config.n_positions, seq))
+    rows = max(config.n_positions, seq)
+    return _words(dataclasses.replace(config, n_positions=rows), batch, seq)
+
+
+def _images(config: Any, batch: int, seq: int | None) -> tuple[Any, Batch]:
+    if seq is not None:
+        raise PresetError(
+            f"images have no seq, given {seq}; give image_size= in pixels, "
+            f"a multiple of {config.patch_size}"
+        )
+    shape = (batch, config.image_size, config.image_size, config.n_channels)
+    images = jax.ShapeDtypeStruct(shape, jnp.float32)
+    labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
+    return config, {"images": images, "labels": labels}
 
 
 FAMILIES = (
@@ -68,9 +89,51 @@ FAMILIES = (
         name="gpt2",
         configs=gpt2.PRESETS,
         make_model=gpt2.GPT2,
-        batch={"gpt2-tiny": 2},
-        seq=lambda config: config.n_positions,
-        resize=_resize_gpt2,
+        sizes={
+            "gpt2": (8, 1024),
+            "gpt2-medium": (8, 1024),
+            "gpt2-large": (8, 1024),
+            "gpt2-xl": (8, 1024),
+            "gpt2-tiny": (2, 128),
+        },
+        batch=_words_in_table,
+        inputs=("tokens", "targets"),
+    ),
+    Family(
+        name="llama",
+        configs=llama.PRESETS,
+        make_model=llama.Llama,
+        sizes={
+            "llama-3.2-1b": (4, 4096),
+            "llama-3.2-3b": (2, 4096),
+            "llama-3.1-8b": (1, 4096),
+            "llama-3.1-70b": (1, 4096),
+            "llama-tiny": (2, 128),
+        },
+        batch=_words,
+        inputs=("tokens", "targets"),
+    ),
+    Family(
+        name="mixtral",
+        configs=mixtral.PRESETS,
+        make_model=mixtral.Mixtral,
+        sizes={"mixtral-8x7b": (1, 4096), "mixtral-tiny": (2, 128)},
+        batch=_words,
+        inputs=("tokens", "targets"),
+    ),
+    Family(
+        name="vit",
+        configs=vit.PRESETS,
+        make_model=vit.ViT,
+        sizes={
+            "vit-b16": (64, None),
+            "vit-l16": (64, None),
+            "vit-b16-1024": (8, None),
+            "vit-l16-1024": (8, None),
+            "vit-tiny": (2, None),
+        },
+        batch=_images,
+        inputs=("images", "labels"),
     ),
 )
 
@@ -98,10 +161,10 @@ def build(
 
     Args:
         name: one of `presets()`.
-        batch: sequences a step; by default 8, in tiny presets 2.
-        seq: tokens a sequence; by default what the model was published with. A
-            GPT-2 sequence beyond the position table makes the table longer, which
-            `describe` shows in `n_positions` and `n_params`.
+        batch: sequences or images a step; the default is the preset's.
+        seq: tokens a sequence; the default is the preset's. A GPT-2 sequence beyond
+            the position table makes the table longer, which `describe` shows in
+            `n_positions` and `n_params`. Images take `image_size=` in place of it.
         scan_layers: one traced layer in a loop, or every layer written out.
         **overrides: fields of the model's configuration, such as `dropout=0.1`,
             `policy="save_dots"`, `dtype=jnp.float32`, `loss_chunks=8`.
@@ -122,22 +185,26 @@ def build(
     """
     family = _family_of(name)
     config = _configured(family.configs[name], scan_layers, overrides)
-    batch = _positive("batch", family.batch.get(name, 8) if batch is None else batch)
-    seq = _positive("seq", family.seq(config) if seq is None else seq)
-    config = family.resize(config, seq)
+    default_batch, default_seq = family.sizes[name]
+    batch = _positive("batch", default_batch if batch is None else batch)
+    seq = default_seq if seq is None else _positive("seq", seq)
+    config, shapes = family.batch(config, batch, seq)
+    if config.dropout > 0:
+        shapes = {**shapes, "dropout_key": _key_shape()}
     model = family.make_model(config)
-    args = _arguments(model, config, batch, seq)
+    init = make_init(model, shapes[family.inputs[0]])
+    params = jax.eval_shape(init, _key_shape())
     return Built(
         name=name,
         config=config,
         model=model,
-        loss=make_loss(model),
-        args=args,
-        init=lambda key: _init(model, key),
+        loss=make_loss(model, family.inputs),
+        args=(params, shapes),
+        init=init,
         describe={
             "preset": name,
             "family": family.name,
-            "n_params": n_params(args[0]),
+            "n_params": n_params(params),
             "batch": batch,
             "seq": seq,
             **_plain(config),
@@ -145,25 +212,39 @@ def build(
     )
 
 
-def make_loss(model: nn.Module) -> Callable[[Params, Batch], jax.Array]:
-    """Returns `loss(params, batch)` of a language model.
+def make_loss(
+    model: nn.Module, inputs: tuple[str, str] = ("tokens", "targets")
+) -> Callable[[Params, Batch], jax.Array]:
+    """Returns `loss(params, batch)` of a model.
 
-    `batch` holds `tokens` and `targets`, int32 (B, T), and where there is to be
-    dropout a `dropout_key`.
+    `batch` holds the two inputs and, where there is to be dropout, a `dropout_key`.
     """
+    given, wanted = inputs
 
     def loss(params: Params, batch: Batch) -> jax.Array:
         key = batch.get("dropout_key")
-        return model.apply(
+        value = model.apply(
             {"params": params},
-            batch["tokens"],
-            batch["targets"],
+            batch[given],
+            batch[wanted],
             deterministic=key is None,
             rngs={} if key is None else {"dropout": key},
             method="loss",
         )
+        return cast(jax.Array, value)
 
     return loss
+
+
+def make_init(model: nn.Module, shape: jax.ShapeDtypeStruct) -> Init:
+    """Returns `init(key)`, a model's parameters from one example of this shape."""
+    # Parameters do not depend on the batch or the length of a sequence.
+    least = (1, *shape.shape[1:]) if len(shape.shape) > 2 else (1, 1)
+
+    def init(key: jax.Array) -> Params:
+        return model.init(key, jnp.zeros(least, shape.dtype))["params"]
+
+    return init
 
 
 def n_params(params: Any) -> int:
@@ -203,21 +284,8 @@ def _positive(what: str, size: Any) -> int:
     return size
 
 
-def _init(model: nn.Module, key: jax.Array) -> Params:
-    # Parameters do not depend on batch or sequence length: the least will do.
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    return model.init(key, tokens)["params"]
-
-
-def _arguments(
-    model: nn.Module, config: Any, batch: int, seq: int
-) -> tuple[Any, dict[str, Any]]:
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    tokens = jax.ShapeDtypeStruct((batch, seq), jnp.int32)
-    shapes = {"tokens": tokens, "targets": tokens}
-    if config.dropout > 0:
-        shapes["dropout_key"] = key
-    return jax.eval_shape(lambda key: _init(model, key), key), shapes
+def _key_shape() -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0))
 
 
 def _plain(config: Any) -> dict[str, Any]:

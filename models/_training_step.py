@@ -33,15 +33,15 @@ def make_optimizer(
 
 
 def decayed(params: Any) -> Any:
-    """Returns which parameters decay: kernels and embeddings, by their name.
+    """Returns which parameters decay: all but biases and norm scales.
 
     By name and not by rank, since a bias stacked over scanned layers is a matrix.
     """
 
-    def is_matrix(path: tuple[Any, ...], _: Any) -> bool:
-        return getattr(path[-1], "key", None) in ("kernel", "embedding")
+    def decays(path: tuple[Any, ...], _: Any) -> bool:
+        return jax.tree_util.keystr(path[-1:], simple=True) not in ("bias", "scale")
 
-    return jax.tree_util.tree_map_with_path(is_matrix, params)
+    return jax.tree_util.tree_map_with_path(decays, params)
 
 
 def train_step(

@@ -19,6 +19,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
+from remat.models._attention import AttentionKind, attend
 from remat.models._layers import apply_layers, make_layers
 from remat.models._loss import cross_entropy, unembed
 
@@ -47,6 +48,8 @@ class GPT2Config:
     """One traced block and a loop over stacked parameters, or `n_layers` blocks."""
     policy: Any = "nothing"
     """What each block keeps; "none" makes no regions."""
+    attention: AttentionKind = "xla"
+    """How attention is computed: "xla", "pallas" (TPU flash) or "cudnn" (GPU flash)."""
     loss_chunks: int = 1
     """Pieces of the sequence whose logits exist one at a time."""
 
@@ -87,9 +90,20 @@ def residual_init_scale(config: GPT2Config) -> float:
 # Norm
 
 
-def layer_norm(config: GPT2Config, name: str | None = None) -> nn.LayerNorm:
-    """LayerNorm with fp32 statistics, output in the compute dtype."""
-    return nn.LayerNorm(epsilon=config.norm_epsilon, dtype=config.dtype, name=name)
+class LayerNorm(nn.Module):
+    """Centres and scales each vector; statistics in fp32, output as the input."""
+
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
+        wide = x.astype(jnp.float32)
+        centred = wide - wide.mean(axis=-1, keepdims=True)
+        variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+        normed = centred * jax.lax.rsqrt(variance + self.epsilon)
+        return (normed * scale + bias).astype(x.dtype)
 
 
 # Attention
@@ -117,7 +131,7 @@ class Attention(nn.Module):
 
         # MaxText names what a fused kernel returns `context` and what its attention
         # layer goes on with `attention_out`: here both are one value, (B, T, N, H).
-        context = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        context = attend(query, key, value, causal=True, kind=config.attention)
         context = checkpoint_name(context, CONTEXT)
         context = checkpoint_name(context, ATTENTION_OUT)
 
@@ -170,9 +184,9 @@ class Block(nn.Module):
         dropout = nn.Dropout(config.dropout, deterministic=deterministic)
         # The name goes on the input: on the output, scan's carry, it would do nothing.
         x = checkpoint_name(x, LAYER_INPUT)
-        normed = layer_norm(config, "attention_norm")(x)
+        normed = LayerNorm(config.norm_epsilon, name="attention_norm")(x)
         x = x + dropout(Attention(config, name="attention")(normed))
-        normed = layer_norm(config, "mlp_norm")(x)
+        normed = LayerNorm(config.norm_epsilon, name="mlp_norm")(x)
         return x + dropout(MLP(config, name="mlp")(normed))
 
 
@@ -212,7 +226,7 @@ class GPT2(nn.Module):
         self.layers = make_layers(
             lambda: Block(config), config.n_layers, config.scan_layers
         )
-        self.final_norm = layer_norm(config)
+        self.final_norm = LayerNorm(config.norm_epsilon)
 
     def __call__(
         self, tokens: Int[Array, "B T"], *, deterministic: bool = True
