@@ -1,5 +1,8 @@
 """Named activation-rematerialization policies for JAX and Flax."""
 
+import importlib
+from typing import Any
+
 from remat import policies as policies
 from remat._regions import MissingNamesWarning as MissingNamesWarning
 from remat._regions import NoNamesFound as NoNamesFound
@@ -7,3 +10,10 @@ from remat._regions import Region as Region
 from remat._regions import RegionError as RegionError
 from remat._regions import find_regions as find_regions
 from remat._regions import with_policy as with_policy
+
+
+def __getattr__(name: str) -> Any:
+    """Imports `remat.models` and `remat.testing` when first used: they need Flax."""
+    if name in ("models", "testing"):
+        return importlib.import_module(f"remat.{name}")
+    raise AttributeError(f"module 'remat' has no attribute {name!r}")
