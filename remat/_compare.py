@@ -251,6 +251,7 @@ class _Session:
             estimated_step_s=report.estimated_step_s,
             exact=not probe,
             note="; ".join(notes),
+            missing_names=one.missing_names,
             report=report,
             **{name: getattr(report, name) for name in _SHARED},
         )

@@ -59,6 +59,8 @@ class Row:
     """True: from a full compile under the device's real limit. False: a floor."""
     note: str = ""
     """What else to know, such as how much memory is missing."""
+    missing_names: tuple[str, ...] = ()
+    """Checkpoint names the policy spells out and the program does not emit."""
     report: MemoryReport | None = field(default=None, repr=False, compare=False)
     """The full report the row was taken from."""
 

@@ -14,6 +14,7 @@ from typing import Any
 from remat._cache import load, store
 from remat._compile import compile_lowered, program_hash, trace
 from remat._cost import jaxpr_cost
+from remat._regions import MissingNamesWarning
 from remat._report import MemoryReport, report_from_program
 from remat._step import Step
 from remat._targets import Target
@@ -45,6 +46,8 @@ class Prepared:
     """FLOPs of the step, from its jaxpr, trip counts included."""
     warnings: tuple[str, ...]
     """What tracing warned about."""
+    missing_names: tuple[str, ...]
+    """Checkpoint names the policy spells out and the program does not emit."""
 
 
 def prepare(loss: Callable[..., Any], setup: Setup) -> Prepared:
@@ -56,12 +59,24 @@ def prepare(loss: Callable[..., Any], setup: Setup) -> Prepared:
             step.fn, step.args, {}, setup.target, donate_argnums=step.donate_argnums
         )
         lowered = traced.lower()
+    missing = [
+        name
+        for warned in caught
+        if isinstance(warned.message, MissingNamesWarning)
+        for name in warned.message.missing
+    ]
+    others = [
+        first_line(warned.message)
+        for warned in caught
+        if not isinstance(warned.message, MissingNamesWarning)
+    ]
     return Prepared(
         lowered=lowered,
         key=program_hash(lowered, setup.target, setup.compiler_options),
         roles=step.roles,
         flops=int(jaxpr_cost(traced.jaxpr).flops),
-        warnings=tuple(dict.fromkeys(first_line(w.message) for w in caught)),
+        warnings=tuple(dict.fromkeys(others)),
+        missing_names=tuple(dict.fromkeys(missing)),
     )
 
 

@@ -36,6 +36,10 @@ class Step:
     """Positions in `args` whose buffers the step may reuse."""
     roles: Roles | None
     """What each array argument and output is; None for a user's own step."""
+    forward: Callable[..., Any]
+    """The loss alone, as a function of `forward_args`."""
+    forward_args: tuple[Any, ...]
+    """What `forward` takes."""
 
 
 def build_step(
@@ -83,20 +87,17 @@ def build_step(
         kwargs,
     )
 
-    def value_and_grad(trainable: Any, others: Any) -> Any:
+    def loss_of(trainable: Any, others: Any) -> Any:
         rests, batch, kwargs = others
+        full = list(batch)
+        for i, chosen, rest in zip(positions, trainable, rests, strict=True):
+            full[i] = _merge(chosen, rest)
+        return loss(*full, **kwargs)
 
-        def loss_of(trainable: Any) -> Any:
-            full = list(batch)
-            for i, chosen, rest in zip(positions, trainable, rests, strict=True):
-                full[i] = _merge(chosen, rest)
-            return loss(*full, **kwargs)
-
-        return jax.value_and_grad(loss_of, has_aux=has_aux)(trainable)
-
+    value_and_grad = jax.value_and_grad(loss_of, has_aux=has_aux)
     if optimizer is None:
-        return _gradient_step(value_and_grad, trainable, others)
-    return _optimizer_step(value_and_grad, trainable, others, optimizer)
+        return _gradient_step(loss_of, value_and_grad, trainable, others)
+    return _optimizer_step(loss_of, value_and_grad, trainable, others, optimizer)
 
 
 def _own_step(loss, step, args, kwargs, optimizer) -> Step:
@@ -108,16 +109,24 @@ def _own_step(loss, step, args, kwargs, optimizer) -> Step:
             f"step= must return the step as a function of the loss's arguments, "
             f"but returned {type(fn).__name__}"
         )
-    if not kwargs:
-        return Step(fn=fn, args=args, donate_argnums=(), roles=None)
 
-    def with_kwargs(args: Any, kwargs: Any) -> Any:
+    def own_step(args: Any, kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 
-    return Step(fn=with_kwargs, args=(args, kwargs), donate_argnums=(), roles=None)
+    def forward(args: Any, kwargs: Any) -> Any:
+        return loss(*args, **kwargs)
+
+    return Step(
+        fn=own_step,
+        args=(args, kwargs),
+        donate_argnums=(),
+        roles=None,
+        forward=forward,
+        forward_args=(args, kwargs),
+    )
 
 
-def _gradient_step(value_and_grad, trainable, others) -> Step:
+def _gradient_step(loss_of, value_and_grad, trainable, others) -> Step:
     def gradient_step(trainable: Any, others: Any) -> Any:
         value, grads = value_and_grad(trainable, others)
         return grads, value
@@ -130,10 +139,12 @@ def _gradient_step(value_and_grad, trainable, others) -> Step:
             arguments=_roles(parameters=trainable, batch=others),
             outputs=_roles(gradients=trainable),
         ),
+        forward=loss_of,
+        forward_args=(trainable, others),
     )
 
 
-def _optimizer_step(value_and_grad, trainable, others, optimizer) -> Step:
+def _optimizer_step(loss_of, value_and_grad, trainable, others, optimizer) -> Step:
     import optax
 
     opt_state = jax.eval_shape(optimizer.init, jax.tree.map(_shape, trainable))
@@ -151,6 +162,8 @@ def _optimizer_step(value_and_grad, trainable, others, optimizer) -> Step:
             arguments=_roles(parameters=trainable, optimizer=opt_state, batch=others),
             outputs=_roles(parameters=trainable, optimizer=opt_state),
         ),
+        forward=loss_of,
+        forward_args=(trainable, others),
     )
 
 

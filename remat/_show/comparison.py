@@ -152,6 +152,12 @@ def _legend(comparison: Comparison) -> list[str]:
             "≥ is a floor, what the compiler can squeeze the step to; a run uses more. "
             "--exact compiles those rows in full."
         )
+    missing = {name: row for row in comparison.rows for name in row.missing_names}
+    if missing:
+        lines.append(
+            f"Names that some policies list and this model does not emit: "
+            f"{', '.join(sorted(missing))}."
+        )
     if comparison.target.kind == "cpu":
         lines.append(
             "Compiled for the CPU, whose compiler can rank policies unlike a TPU's or "
