@@ -1,5 +1,7 @@
 """What to keep between the forward and the backward pass."""
 
+from remat.policies._by_kind import dots as dots
+from remat.policies._by_kind import dots_no_batch as dots_no_batch
 from remat.policies._catalogue import everything as everything
 from remat.policies._catalogue import none as none
 from remat.policies._catalogue import nothing as nothing
@@ -12,8 +14,6 @@ from remat.policies._errors import DuplicatePolicyError as DuplicatePolicyError
 from remat.policies._errors import PolicyError as PolicyError
 from remat.policies._errors import UnboundPolicyError as UnboundPolicyError
 from remat.policies._errors import UnknownPolicyError as UnknownPolicyError
-from remat.policies._factories import dots as dots
-from remat.policies._factories import dots_no_batch as dots_no_batch
 from remat.policies._factories import offload as offload
 from remat.policies._factories import offload_names as offload_names
 from remat.policies._factories import save as save
@@ -32,6 +32,6 @@ from remat.policies._policy import Policy as Policy
 from remat.policies._registry import get as get
 from remat.policies._registry import names as names
 from remat.policies._registry import register as register
-from remat.policies._selectors import Selector as Selector
+from remat.policies._selector import Selector as Selector
 from remat.policies._value import Decision as Decision
 from remat.policies._value import Value as Value

@@ -1,10 +1,11 @@
 """Named policies that do not depend on what a model names its values."""
 
-from remat.policies._factories import dots, dots_no_batch, offload, save
+from remat.policies._by_kind import dots, dots_no_batch
+from remat.policies._factories import offload, save
 from remat.policies._policy import Description, Policy
 from remat.policies._registry import register
 from remat.policies._rules import Keep, NoRegion, Nothing
-from remat.policies._selectors import Anything
+from remat.policies._selector import Anything
 from remat.policies._value import Decision
 
 _ALL = Description(

@@ -1,62 +1,11 @@
 """Functions that make policies and selectors; arguments are checked here."""
 
-from remat.policies._errors import PolicyError
-from remat.policies._policy import HOST_MEMORY, Description, Policy
+from remat.policies._by_name import Named
+from remat.policies._checks import HOST_MEMORY, checked_host_memory, checked_strings
+from remat.policies._policy import Description, Policy
 from remat.policies._rules import Keep
-from remat.policies._selectors import (
-    Dots,
-    DotsNoBatch,
-    Named,
-    Selector,
-)
+from remat.policies._selector import Selector
 from remat.policies._value import Decision
-
-
-def checked_names(function: str, names: tuple) -> frozenset[str]:
-    """The names as a set, or an error that says how they should be given."""
-    for name in names:
-        if isinstance(name, list | tuple | set | frozenset):
-            spread = ", ".join(map(repr, name))
-            raise PolicyError(
-                f"{function} takes names as separate arguments, got one "
-                f"{type(name).__name__}; write {function}({spread})"
-            )
-        if not isinstance(name, str):
-            raise PolicyError(
-                f"{function} takes names as strings, got {name!r}; if it was given "
-                f"as a policy, call it first: policy={function}('name')"
-            )
-    if not names:
-        raise PolicyError(f"{function} needs at least one name, got none")
-    return frozenset(names)
-
-
-def checked_host_memory(kind: str) -> None:
-    """Raise unless a memory kind is one that JAX moves residuals to."""
-    if kind != HOST_MEMORY:
-        hint = (
-            " (jax.checkpoint takes unpinned_host for device memory and moves nothing)"
-            if kind == "unpinned_host"
-            else ""
-        )
-        raise PolicyError(
-            f"offload destination {kind!r} is not one that JAX moves residuals to; "
-            f"valid: {HOST_MEMORY!r}{hint}"
-        )
-
-
-def _quoted(names: tuple) -> str:
-    return ", ".join(map(repr, names))
-
-
-def dots() -> Selector:
-    """Results of matrix products and convolutions."""
-    return Dots()
-
-
-def dots_no_batch() -> Selector:
-    """Results of matrix products without batch dimensions."""
-    return DotsNoBatch()
 
 
 def save(selector: Selector) -> Policy:
@@ -124,10 +73,10 @@ def save_names(*names: str) -> Policy:
         >>> policies.save_names("context", "mlpwo")
         save_names('context', 'mlpwo')
     """
-    wanted = checked_names("save_names", names)
+    wanted = frozenset(checked_strings("save_names", "name", names))
     return Policy(
         rule=Keep(Named(wanted), Decision.SAVE),
-        name=f"save_names({_quoted(names)})",
+        name=f"save_names({', '.join(map(repr, names))})",
         description=Description(
             saves=f"values named {', '.join(names)}",
             when="the model names its values and you know which to keep",
@@ -155,11 +104,11 @@ def offload_names(*names: str, to: str = HOST_MEMORY) -> Policy:
         >>> policies.save_dots | policies.offload_names("decoder_layer_input")
         save_dots | offload_names('decoder_layer_input')
     """
-    wanted = checked_names("offload_names", names)
+    wanted = frozenset(checked_strings("offload_names", "name", names))
     checked_host_memory(to)
     return Policy(
         rule=Keep(Named(wanted), Decision.OFFLOAD),
-        name=f"offload_names({_quoted(names)})",
+        name=f"offload_names({', '.join(map(repr, names))})",
         description=Description(
             saves="nothing",
             offloads=f"values named {', '.join(names)}",

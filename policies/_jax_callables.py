@@ -9,7 +9,8 @@ from jax.ad_checkpoint import Offloadable, Recompute, Saveable
 from jax.extend.core import primitives as jax_primitives
 
 from remat.policies._errors import PolicyError
-from remat.policies._policy import HOST_MEMORY, Description, Policy
+from remat.policies._checks import HOST_MEMORY
+from remat.policies._policy import Description, Policy
 from remat.policies._rules import NoRegion
 from remat.policies._value import Decision, Value
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from jax.ad_checkpoint import Offloadable
 
+from remat.policies._checks import HOST_MEMORY
 from remat.policies._errors import UnboundPolicyError
 from remat.policies._rules import (
     Complement,
@@ -13,12 +14,8 @@ from remat.policies._rules import (
     Rule,
     Union,
 )
-from remat.policies._selectors import Selector
+from remat.policies._selector import Selector
 from remat.policies._value import Decision, Value
-
-# JAX (0.10 to 0.12) takes every other kind, `unpinned_host` included, for device
-# memory, and then moves nothing.
-HOST_MEMORY = "pinned_host"
 
 _READABLE = {
     "out_avals": "the size and dtype of a result",

@@ -13,7 +13,7 @@ recompute < offload < save:
 from dataclasses import dataclass
 from typing import Protocol
 
-from remat.policies._selectors import NOTHING, Selector
+from remat.policies._selector import ALIASES, NAME, NOTHING, Selector, common, united
 from remat.policies._value import Decision, Value
 
 

@@ -1,10 +1,13 @@
 """What a policy decides on, and what it can decide."""
 
+import collections
 import enum
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from jax.core import ShapedArray
 
 
 class Decision(enum.IntEnum):
@@ -21,11 +24,17 @@ class Decision(enum.IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Value:
-    """One result of one equation in a region, as a rule sees it.
+    """One result of one equation in a region, as a policy sees it.
 
     JAX asks a policy about a primitive, the avals it takes and its parameters;
     the other fields are known only where the region's jaxpr was looked at first
-    (`remat.with_policy` and `remat.remat` do), and are None elsewhere.
+    (`remat.with_policy` and `remat.remat` do), and are empty elsewhere.
+
+    Example:
+        >>> from remat import policies
+        >>> value = policies.Value(primitive="name", name="mlpwo")
+        >>> policies.save_names("mlpwo").decide(value).name
+        'SAVE'
     """
 
     primitive: str
@@ -49,21 +58,30 @@ class Value:
     region_path: str | None = None
     """Path of the region."""
     ordinal: int | None = None
-    """Index among the region's values that the same primitive makes."""
+    """Index among the region's values of the same kind, as `numbered` counts."""
     jax_primitive: Any = field(default=None, repr=False, compare=False)
-    """The primitive itself, for rules that are JAX callables."""
+    """The primitive itself, for policies that are JAX callables."""
 
     @property
     def bytes(self) -> int | None:
         """Bytes of the results together; None where they are not known."""
         if self.out_avals is None:
             return None
-        return sum(math.prod(a.shape) * a.dtype.itemsize for a in self.out_avals)
+        arrays = [aval for aval in self.out_avals if isinstance(aval, ShapedArray)]
+        return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in arrays)
 
     @property
     def checkpoint_names(self) -> tuple[str, ...]:
         """Every checkpoint name the value goes by."""
         return self.aliases if self.name is None else (self.name, *self.aliases)
+
+    @property
+    def has_batch_dims(self) -> bool:
+        """Whether it is a matrix product with batch dimensions."""
+        if self.primitive != "dot_general" or "dimension_numbers" not in self.params:
+            return False
+        _, (lhs_batch, rhs_batch) = self.params["dimension_numbers"]
+        return bool(lhs_batch or rhs_batch)
 
     @classmethod
     def asked_by_jax(cls, primitive: Any, in_avals: tuple, params: Mapping) -> "Value":
@@ -75,3 +93,31 @@ class Value:
             name=params["name"] if primitive.name == "name" else None,
             jax_primitive=primitive,
         )
+
+
+def numbered(values: Iterable[Value]) -> tuple[Value, ...]:
+    """The values of one region with their `ordinal` filled in.
+
+    Values are of one kind when the same primitive makes them; matrix products with
+    batch dimensions (attention scores, experts) are counted apart from those
+    without (projections).
+
+    Args:
+        values: All values of a region, in the order of its equations.
+
+    Returns:
+        The same values, numbered from 0 within each kind.
+
+    Example:
+        >>> from remat import policies
+        >>> values = [policies.Value(primitive=p) for p in ("sin", "exp", "sin")]
+        >>> [value.ordinal for value in policies.numbered(values)]
+        [0, 0, 1]
+    """
+    seen: collections.Counter = collections.Counter()
+    result = []
+    for value in values:
+        kind = (value.primitive, value.has_batch_dims)
+        result.append(replace(value, ordinal=seen[kind]))
+        seen[kind] += 1
+    return tuple(result)

@@ -1,0 +1,201 @@
+"""Selectors of values by size, dtype and module: what JAX does not tell a policy."""
+
+import fnmatch
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax.core import ShapedArray
+
+from remat.policies._checks import checked_count, checked_strings
+from remat.policies._errors import PolicyError
+from remat.policies._selector import Selector, call_code
+from remat.policies._value import Value
+
+RESULTS = frozenset({"out_avals"})
+MODULE = frozenset({"module_path"})
+
+
+@dataclass(frozen=True, slots=True)
+class LargerThan(Selector):
+    """Values of more than so many bytes."""
+
+    n_bytes: int
+    """The size that is not yet larger."""
+
+    def matches(self, value: Value) -> bool:
+        assert value.bytes is not None, "the size must be known"
+        return value.bytes > self.n_bytes
+
+    def needs(self, negated: bool = False) -> frozenset[str]:
+        del negated
+        return RESULTS
+
+    def __repr__(self) -> str:
+        return call_code("larger_than", self.n_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class OfDtype(Selector):
+    """Values of one of some dtypes."""
+
+    dtypes: frozenset[str]
+    """Names of the dtypes."""
+
+    def matches(self, value: Value) -> bool:
+        assert value.out_avals is not None, "the results must be known"
+        arrays = [aval for aval in value.out_avals if isinstance(aval, ShapedArray)]
+        return any(aval.dtype.name in self.dtypes for aval in arrays)
+
+    def needs(self, negated: bool = False) -> frozenset[str]:
+        del negated
+        return RESULTS
+
+    def __repr__(self) -> str:
+        return call_code("dtype", *sorted(self.dtypes))
+
+
+@dataclass(frozen=True, slots=True)
+class InModule(Selector):
+    """Values made in a module, or in one inside it."""
+
+    patterns: tuple[str, ...]
+    """Glob patterns of module paths, any of which may match."""
+
+    def matches(self, value: Value) -> bool:
+        path = value.module_path or ""
+        return any(_within(path, pattern) for pattern in self.patterns)
+
+    def needs(self, negated: bool = False) -> frozenset[str]:
+        del negated
+        return MODULE
+
+    def __repr__(self) -> str:
+        return call_code("in_module", *self.patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectlyIn(Selector):
+    """Values made by a module itself, not by one inside it."""
+
+    patterns: tuple[str, ...]
+    """Glob patterns of module paths, any of which may match."""
+
+    def matches(self, value: Value) -> bool:
+        path = value.module_path or ""
+        return any(_ends_with(path, pattern) for pattern in self.patterns)
+
+    def needs(self, negated: bool = False) -> frozenset[str]:
+        del negated
+        return MODULE
+
+    def __repr__(self) -> str:
+        return call_code("directly_in", *self.patterns)
+
+
+def _within(path: str, pattern: str) -> bool:
+    """Whether a module that encloses the path's end, or is it, fits the pattern."""
+    parts = path.split("/")
+    enclosing = ("/".join(parts[:end]) for end in range(1, len(parts) + 1))
+    return any(_ends_with(module, pattern) for module in enclosing)
+
+
+def _ends_with(path: str, pattern: str) -> bool:
+    """Whether the path, or the path below some module, fits the pattern."""
+    parts = path.split("/")
+    pattern = pattern.removeprefix("*/")
+    tails = ("/".join(parts[start:]) for start in range(len(parts)))
+    return any(fnmatch.fnmatchcase(tail, pattern) for tail in tails)
+
+
+def larger_than(n_bytes: int) -> Selector:
+    """Values of more than so many bytes, on all devices together.
+
+    Args:
+        n_bytes: The size in bytes.
+
+    Returns:
+        The selector. It needs binding: JAX does not tell the size of a result.
+
+    Raises:
+        PolicyError: If it is not a whole number of bytes.
+
+    Example:
+        >>> from remat import policies
+        >>> policies.save_dots - policies.larger_than(64 * 2**20)
+        save_dots - save(larger_than(67108864))
+    """
+    return LargerThan(checked_count("larger_than", "a size in bytes", n_bytes, 0))
+
+
+def dtype(*dtypes: Any) -> Selector:
+    """Values of one of these dtypes.
+
+    Args:
+        *dtypes: Dtypes or their names.
+
+    Returns:
+        The selector. It needs binding: JAX does not tell the dtype of a result.
+
+    Raises:
+        PolicyError: If one is no dtype, or none is given.
+
+    Example:
+        >>> from remat import policies
+        >>> policies.save(policies.dtype("bfloat16"))
+        save(dtype('bfloat16'))
+    """
+    if not dtypes:
+        raise PolicyError("dtype needs at least one dtype, got none")
+    return OfDtype(frozenset(map(_dtype_name, dtypes)))
+
+
+def _dtype_name(given: Any) -> str:
+    try:
+        return jnp.dtype(given).name
+    except TypeError as error:
+        raise PolicyError(
+            f"dtype takes dtypes such as 'bfloat16', got {given!r}"
+        ) from error
+
+
+def in_module(*patterns: str) -> Selector:
+    """Values made in a module, or in one inside it, with no names in the model.
+
+    A pattern is a glob over the module path. It may start anywhere in the path at a
+    module's name, so `"attention"`, `"*/attention"` and `"h_0/attention"` all match
+    values made in `h_0/attention/query`.
+
+    Args:
+        *patterns: Patterns with `*`, `?` and `[…]`; any may match.
+
+    Returns:
+        The selector. It needs binding: JAX does not tell where a value is made.
+
+    Raises:
+        PolicyError: If no pattern, or something else than strings, is given.
+
+    Example:
+        >>> from remat import policies
+        >>> policies.save(policies.in_module("*/mlp/wi"))
+        save(in_module('*/mlp/wi'))
+    """
+    return InModule(checked_strings("in_module", "pattern", patterns))
+
+
+def directly_in(*patterns: str) -> Selector:
+    """Values made by a module itself, not by one inside it.
+
+    Of an attention module with its projections as submodules, that is attention
+    proper: scores, softmax and context.
+
+    Args:
+        *patterns: As in `in_module`; any may match.
+
+    Returns:
+        The selector. It needs binding: JAX does not tell where a value is made.
+
+    Raises:
+        PolicyError: If no pattern, or something else than strings, is given.
+    """
+    return DirectlyIn(checked_strings("directly_in", "pattern", patterns))
