@@ -9,6 +9,7 @@ Everything here was checked on jax 0.10.2 and 0.12.0.1. Two differences shape it
 """
 
 import contextlib
+import threading
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -262,3 +263,31 @@ def custom_jvp_equation(
         symbolic_zeros=True,
     )
     return eqn.replace(primitive=custom_jvp_call_p, params=params)
+
+
+@contextlib.contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """Compile afresh in this thread: the persistent cache is neither read nor written.
+
+    Turning the option off is not enough: whether the cache is used is decided once in
+    a process, at its first compile (0.10.2 - 0.12.0.1), so the option would come too
+    late, or turn the user's cache off for good.
+    """
+    from jax._src import compilation_cache  # 0.10.2 - 0.12.0.1
+
+    original = compilation_cache.is_cache_used
+    if not hasattr(original, "remat_original"):
+
+        def is_cache_used(backend: Any) -> bool:
+            return not getattr(_fresh, "on", False) and original(backend)
+
+        is_cache_used.remat_original = original  # pyright: ignore
+        compilation_cache.is_cache_used = is_cache_used
+    before, _fresh.on = getattr(_fresh, "on", False), True
+    try:
+        yield
+    finally:
+        _fresh.on = before
+
+
+_fresh = threading.local()

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -169,3 +170,22 @@ def _variables(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
+
+
+def version(platform: str) -> str:
+    """The versions of what compiles for a platform, for keys of caches."""
+    names = {"tpu": ("libtpu",), "gpu": ("jax-cuda12-plugin", "jax-cuda13-plugin")}
+    found = [
+        f"{name} {metadata.version(name)}"
+        for name in names.get(platform, ())
+        if _is_installed(name)
+    ]
+    return " ".join(found)
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
