@@ -10,6 +10,10 @@ from remat._regions import Region as Region
 from remat._regions import RegionError as RegionError
 from remat._regions import find_regions as find_regions
 from remat._regions import with_policy as with_policy
+from remat._targets import Target as Target
+from remat._targets import TargetError as TargetError
+from remat._targets import target as target
+from remat._targets import targets as targets
 
 
 def __getattr__(name: str) -> Any:
