@@ -9,8 +9,8 @@ Everything here was checked on jax 0.10.2 and 0.12.0.1. Two differences shape it
 """
 
 import contextlib
-import threading
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,10 +19,10 @@ import jax.extend.core as jec
 from jax._src import config as _config  # remat3: 0.10.2 - 0.12.0.1
 from jax._src import source_info_util as _source_info_util
 from jax._src.ad_checkpoint import name_p as name_p  # exported by JAX after 0.10.2
-from jax.extend.core.primitives import custom_jvp_call_p as custom_jvp_call_p
 
 # 0.12 keeps this name as another one for Jaxpr.
 from jax.extend.core import ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
+from jax.extend.core.primitives import custom_jvp_call_p
 
 REGION_PRIMITIVES = frozenset({"checkpoint", "remat", "remat2"})
 """Names of the primitives that `jax.checkpoint` makes (`remat2`: 0.10 - 0.12)."""
@@ -236,14 +236,14 @@ class CustomRule:
     JAX keeps a lifted Python function there, of which it uses these two members.
     """
 
-    def __init__(self, rule: Callable[..., tuple[Any, Any, list[bool]]], debug_info: Any):
+    def __init__(self, rule: Callable[..., Any], debug_info: Any):
         self.call_wrapped = rule
         self.debug_info = debug_info
 
 
 def custom_jvp_equation(
     eqn: jec.JaxprEqn,
-    body: jec.ClosedJaxpr,
+    body: ClosedJaxpr,
     rule: Callable[..., tuple[jec.Jaxpr, Sequence[Any], list[bool]]],
 ) -> jec.JaxprEqn:
     """An equation that computes `body` and is differentiated by `rule`.
@@ -263,6 +263,49 @@ def custom_jvp_equation(
         symbolic_zeros=True,
     )
     return eqn.replace(primitive=custom_jvp_call_p, params=params)
+
+
+def variables(eqn: jec.JaxprEqn) -> list[Any]:
+    """The variables among an equation's operands, each once."""
+    return list(dict.fromkeys(v for v in eqn.invars if not is_literal(v)))
+
+
+def single_equation(eqn: jec.JaxprEqn, operands: Sequence[jec.Var]) -> Any:
+    """A closed program of one equation, from `operands` to its results."""
+    invars = [jec.Var(var.aval) for var in operands]
+    inside: dict[Any, Any] = dict(zip(operands, invars, strict=True))
+    results = [jec.Var(var.aval) for var in eqn.outvars]
+    body = eqn.replace(
+        invars=[v if is_literal(v) else inside[v] for v in eqn.invars],
+        outvars=results,
+    )
+    return new_closed_jaxpr(invars, results, [body])
+
+
+def new_closed_jaxpr(
+    invars: Sequence[Any], outvars: Sequence[Any], eqns: Sequence[jec.JaxprEqn]
+) -> Any:
+    """A closed jaxpr without constants."""
+    template = jax.make_jaxpr(lambda: ())()
+    effects = set().union(*(eqn.effects for eqn in eqns)) if eqns else set()
+    new = open_jaxpr(template).replace(
+        invars=list(invars),
+        outvars=list(outvars),
+        eqns=list(eqns),
+        effects=effects,
+        debug_info=_unnamed(open_jaxpr(template).debug_info),
+    )
+    return with_open(template, new)
+
+
+def with_outvars(jaxpr: jec.Jaxpr, outvars: Sequence[Any]) -> jec.Jaxpr:
+    """The jaxpr with other results."""
+    return jaxpr.replace(outvars=list(outvars), debug_info=_unnamed(jaxpr.debug_info))
+
+
+def _unnamed(debug_info: Any) -> Any:
+    # The names of arguments and results are checked against their number.
+    return debug_info.with_unknown_names()
 
 
 @contextlib.contextmanager

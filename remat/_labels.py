@@ -1,0 +1,59 @@
+"""What an intermediate value of a region is, in words that a person understands."""
+
+import dataclasses
+
+import jax.extend.core as jec
+
+_KEEP = "keep="
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Label:
+    """What one intermediate value of a region is."""
+
+    id: str
+    """Unique in its region, and the same in every equal region."""
+    module_path: str
+    """Flax module path or named scopes, such as `"layer_0/attention/query"`."""
+    primitive: str
+    """Name of the primitive that makes the value."""
+    checkpoint_name: str | None
+    """Name that the model's own code gives it."""
+    shape: tuple[int, ...]
+    """Shape of the value (one step's, inside a scan)."""
+    dtype: str
+    """Its dtype."""
+    bytes: int
+    """Its size (one step's, inside a scan)."""
+    source: str | None
+    """Line that made it, as `"file.py:12"`."""
+    times: int = 1
+    """Lengths of the scans around it inside the region, multiplied."""
+
+    @property
+    def scope(self) -> str:
+        """The name scope that marks what is kept in compiled programs."""
+        return _KEEP + (self.checkpoint_name or self.id).replace("/", ".")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class NamedValue:
+    """A value that can be named, and the equation that makes it."""
+
+    label: Label
+    eqn: jec.JaxprEqn
+    aliases: tuple[str, ...]
+    """Checkpoint names that the model's code gives it."""
+    ordinal: int
+    """Index among the region's values that the same primitive makes."""
+
+
+def kept_label(op_name: str) -> str | None:
+    """What a compiled operation's name says is kept there, if anything.
+
+    Example:
+        >>> kept_label("jit(f)/blk/wi/keep=mlpwi/add")
+        'mlpwi'
+    """
+    parts = [part for part in op_name.split("/") if part.startswith(_KEEP)]
+    return parts[-1][len(_KEEP) :] if parts else None
