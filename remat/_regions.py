@@ -16,7 +16,7 @@ from remat._assign import NoNamesFound as NoNamesFound
 from remat._assign import RegionError as RegionError
 from remat._assign import removes
 from remat._fingerprint import fingerprint
-from remat._flatten import record
+from remat._nnx import recorded
 from remat._rewrite import Edit, Site, rewrite_equations, survey_jaxpr
 from remat.policies import Policy
 
@@ -105,8 +105,8 @@ def find_regions(
         >>> [(r.times, r.context) for r in remat.find_regions(loss, ws, x)]
         [(6, 'scan')]
     """
-    closed = record(fn, args, kwargs).closed
-    return survey_jaxpr(closed, is_region, Region).sites
+    with recorded(fn, args, kwargs) as recording:
+        return survey_jaxpr(recording.closed, is_region, Region).sites
 
 
 def rewrite_regions(

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import jax.extend.core as jec
 
 from remat import _jax_compat as compat
-from remat._flatten import record
+from remat._nnx import recorded
 
 Context = Literal["scan", "unrolled scan", "loop", "straight line"]
 
@@ -85,12 +85,12 @@ def rewrite_equations(
     """
     memo = Memo()
 
-    @functools.wraps(fn)
+    @functools.wraps(fn, updated=())  # a module's attributes are its own
     def rewritten(*args: Any, **kwargs: Any) -> Any:
-        recording = record(fn, args, kwargs)
-        survey = survey_jaxpr(recording.closed, select, make_site)
-        check(survey.sites)
-        return recording.run(_Rewriter(edit, variant, memo).rewrite(survey))
+        with recorded(fn, args, kwargs) as recording:
+            survey = survey_jaxpr(recording.closed, select, make_site)
+            check(survey.sites)
+            return recording.run(_Rewriter(edit, variant, memo).rewrite(survey))
 
     return rewritten
 
@@ -305,7 +305,7 @@ class _Rewriter:
         equations: list[jec.JaxprEqn] = []
         replaced: dict[jec.Var, Any] = {}
         for i, eqn in enumerate(jaxpr.eqns):
-            eqn = _substitute(eqn, replaced)
+            eqn = substitute(eqn, replaced)
             if i in survey.inside:
                 eqn = self._rewrite_inside(eqn, survey.inside[i])
             if i not in survey.at or not survey.at[i].reachable:
@@ -320,7 +320,7 @@ class _Rewriter:
                 equations.append(edited)
             else:
                 equations.extend(edited)
-        outvars = [_read(atom, replaced) for atom in jaxpr.outvars]
+        outvars = [read(atom, replaced) for atom in jaxpr.outvars]
         return jaxpr.replace(eqns=equations, outvars=outvars)
 
     def _rewrite_inside(
@@ -346,19 +346,21 @@ def inline(eqn: jec.JaxprEqn) -> tuple[list[jec.JaxprEqn], list[Any]]:
     env: dict[jec.Var, Any] = dict(zip(body.invars, eqn.invars, strict=True))
     equations = []
     for inner in body.eqns:
-        inner = _substitute(inner, env)
+        inner = substitute(inner, env)
         outvars = [compat.fresh_like(var) for var in inner.outvars]
         env.update(zip(inner.outvars, outvars, strict=True))
         source_info = compat.under_name_stack(inner, eqn)
         equations.append(inner.replace(outvars=outvars, source_info=source_info))
-    return equations, [_read(atom, env) for atom in body.outvars]
+    return equations, [read(atom, env) for atom in body.outvars]
 
 
-def _substitute(eqn: jec.JaxprEqn, env: dict[jec.Var, Any]) -> jec.JaxprEqn:
+def substitute(eqn: jec.JaxprEqn, env: dict[jec.Var, Any]) -> jec.JaxprEqn:
+    """The equation with operands that `env` knows replaced."""
     if not any(not compat.is_literal(atom) and atom in env for atom in eqn.invars):
         return eqn
-    return eqn.replace(invars=[_read(atom, env) for atom in eqn.invars])
+    return eqn.replace(invars=[read(atom, env) for atom in eqn.invars])
 
 
-def _read(atom: Any, env: dict[jec.Var, Any]) -> Any:
+def read(atom: Any, env: dict[jec.Var, Any]) -> Any:
+    """What `env` has in place of an operand, if anything."""
     return atom if compat.is_literal(atom) else env.get(atom, atom)
