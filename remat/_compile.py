@@ -88,6 +88,24 @@ def lower(
         TargetError: This machine cannot compile for the target, or an argument is
             sharded over other devices.
     """
+    traced = trace(fn, args, kwargs, target, donate_argnums=donate_argnums)
+    return lower_traced(traced, target)
+
+
+def lower_traced(traced: Any, target: Target) -> jax.stages.Lowered:
+    """Lower what `trace` returned, for the target it was traced for."""
+    return traced.lower(lowering_platforms=(target.lowering_platform,))
+
+
+def trace(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    target: Target,
+    *,
+    donate_argnums: int | Sequence[int] = (),
+) -> Any:
+    """Trace as `lower` does; the result (`jax.stages.Traced`) also has the `jaxpr`."""
     leaves, treedef = jax.tree.flatten((tuple(args), dict(kwargs)))
     is_array = [is_traceable(leaf) for leaf in leaves]
     placed = _place(leaves, is_array, target)
@@ -106,8 +124,7 @@ def lower(
     if not any(is_array):  # nothing else says which devices
         options["out_shardings"] = target.sharding()
     args, kwargs = treedef.unflatten(placed)
-    traced = jax.jit(over_arrays, **options).trace(*args, **kwargs)
-    return traced.lower(lowering_platforms=(target.lowering_platform,))
+    return jax.jit(over_arrays, **options).trace(*args, **kwargs)
 
 
 def compile_lowered(

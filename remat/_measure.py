@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remat._cache import load, store
-from remat._compile import compile_lowered, program_hash, trace
+from remat._compile import compile_lowered, lower_traced, program_hash, trace
 from remat._cost import jaxpr_cost
 from remat._regions import MissingNamesWarning
 from remat._report import MemoryReport, report_from_program
@@ -58,7 +58,7 @@ def prepare(loss: Callable[..., Any], setup: Setup) -> Prepared:
         traced = trace(
             step.fn, step.args, {}, setup.target, donate_argnums=step.donate_argnums
         )
-        lowered = traced.lower()
+        lowered = lower_traced(traced, setup.target)
     missing = [
         name
         for warned in caught
