@@ -10,14 +10,71 @@ MATMULS = frozenset({"dot_general", "scaled_matmul_wrapper"})
 CONVOLUTIONS = frozenset({"conv_general_dilated"})
 CHOICES = frozenset({"top_k", "approx_top_k", "argmax", "argmin"})
 ELEMENTWISE = frozenset(
-    """
-    abs acos acosh add and asin asinh atan atan2 atanh cbrt ceil clamp
-    convert_element_type copy cos cosh custom_jvp_call custom_jvp_call_jaxpr
-    digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow
-    is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not or
-    pow reduce_precision rem round rsqrt select_n sign sin sinh sqrt square
-    stop_gradient sub tan tanh xor
-    """.split()
+    [
+        "abs",
+        "acos",
+        "acosh",
+        "add",
+        "and",
+        "asin",
+        "asinh",
+        "atan",
+        "atan2",
+        "atanh",
+        "cbrt",
+        "ceil",
+        "clamp",
+        "convert_element_type",
+        "copy",
+        "cos",
+        "cosh",
+        "custom_jvp_call",
+        "custom_jvp_call_jaxpr",
+        "digamma",
+        "div",
+        "eq",
+        "erf",
+        "erf_inv",
+        "erfc",
+        "exp",
+        "exp2",
+        "expm1",
+        "floor",
+        "ge",
+        "gt",
+        "integer_pow",
+        "is_finite",
+        "le",
+        "lgamma",
+        "log",
+        "log1p",
+        "logistic",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "ne",
+        "neg",
+        "nextafter",
+        "not",
+        "or",
+        "pow",
+        "reduce_precision",
+        "rem",
+        "round",
+        "rsqrt",
+        "select_n",
+        "sign",
+        "sin",
+        "sinh",
+        "sqrt",
+        "square",
+        "stop_gradient",
+        "sub",
+        "tan",
+        "tanh",
+        "xor",
+    ]
 )
 
 

@@ -1,9 +1,10 @@
 """Named policies that do not depend on what a model names its values."""
 
 from remat.policies._by_kind import dots, dots_no_batch
+from remat.policies._description import Description
 from remat.policies._factories import offload, save
-from remat.policies._policy import Description, Policy
-from remat.policies._registry import register
+from remat.policies._policy import Policy
+from remat.policies._registry import entry
 from remat.policies._rules import Keep, NoRegion, Nothing
 from remat.policies._selector import Anything
 from remat.policies._value import Decision
@@ -12,18 +13,23 @@ _ALL = Description(
     saves="everything", recomputes="nothing", when="there is memory enough"
 )
 
-none = register(
+none = entry(
     "none",
-    Policy(rule=NoRegion(), name="none", description=_ALL),
+    Policy(rule=NoRegion(), name="none", code="none", description=_ALL),
     Description(
         saves="everything the backward pass reads, as without any region",
         recomputes="nothing",
         when="memory is no concern; the baseline to compare with",
     ),
 )
-everything = register(
+everything = entry(
     "everything",
-    Policy(rule=Keep(Anything(), Decision.SAVE), name="everything", description=_ALL),
+    Policy(
+        rule=Keep(Anything(), Decision.SAVE),
+        name="everything",
+        code="everything",
+        description=_ALL,
+    ),
     Description(
         saves="everything the backward pass reads",
         recomputes="nothing",
@@ -31,9 +37,9 @@ everything = register(
         source="JAX, everything_saveable",
     ),
 )
-nothing = register(
+nothing = entry(
     "nothing",
-    Policy(rule=Nothing(), name="nothing", description=_ALL),
+    Policy(rule=Nothing(), name="nothing", code="nothing", description=_ALL),
     Description(
         saves="nothing but the inputs of the region",
         recomputes="everything",
@@ -41,7 +47,7 @@ nothing = register(
         source="JAX, nothing_saveable (also policy=None)",
     ),
 )
-save_dots = register(
+save_dots = entry(
     "save_dots",
     save(dots()),
     Description(
@@ -51,7 +57,7 @@ save_dots = register(
         source="JAX, dots_saveable",
     ),
 )
-save_dots_no_batch = register(
+save_dots_no_batch = entry(
     "save_dots_no_batch",
     save(dots_no_batch()),
     Description(
@@ -61,7 +67,7 @@ save_dots_no_batch = register(
         source="JAX, dots_with_no_batch_dims_saveable",
     ),
 )
-offload_dots = register(
+offload_dots = entry(
     "offload_dots",
     offload(dots()),
     Description(
@@ -71,7 +77,7 @@ offload_dots = register(
         when="the host link keeps up with the layers",
     ),
 )
-offload_dots_no_batch = register(
+offload_dots_no_batch = entry(
     "offload_dots_no_batch",
     offload(dots_no_batch()),
     Description(

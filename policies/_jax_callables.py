@@ -1,6 +1,7 @@
-"""JAX's own policies and other callables, taken as policies."""
+"""JAX's own policies, and other callables for `jax.checkpoint`, as policies."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,25 +9,42 @@ import jax
 from jax.ad_checkpoint import Offloadable, Recompute, Saveable
 from jax.extend.core import primitives as jax_primitives
 
-from remat.policies._errors import PolicyError
+from remat.policies import _factories as factories
+from remat.policies import _jax_names as jax_names
 from remat.policies._checks import HOST_MEMORY
-from remat.policies._policy import Description, Policy
-from remat.policies._rules import NoRegion
+from remat.policies._description import Description
+from remat.policies._errors import PolicyError
+from remat.policies._policy import Policy
+from remat.policies._registry import get
+from remat.policies._rules import Rule
 from remat.policies._value import Decision, Value
 
 _JAX = jax.checkpoint_policies
 
+_CONSTANTS = (
+    (_JAX.everything_saveable, "everything"),
+    (_JAX.nothing_saveable, "nothing"),
+    (_JAX.dots_saveable, "save_dots"),
+    (_JAX.dots_with_no_batch_dims_saveable, "save_dots_no_batch"),
+)
+_FACTORIES = (
+    "save_only_these_names",
+    "save_any_names_but_these",
+    "save_anything_except_these_names",
+    "save_and_offload_only_these_names",
+    "save_from_both_policies",
+    "offload_dot_with_no_batch_dims",
+)
+# What jax 0.10 makes: dataclasses where 0.11 and later make closures.
+_CLASSES = {
+    "SaveOnlyTheseNames": ("save_only_these_names", "saveable_names"),
+    "SaveAnyNamesButThese": ("save_any_names_but_these", "names"),
+}
+
 
 @dataclass(frozen=True, slots=True)
-class _NamedPrimitive:
-    """Stands for a primitive of which only the name is known."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class JaxCallable(NoRegion):
-    """What a JAX policy callable answers."""
+class JaxCallable(Rule):
+    """What a callable for `jax.checkpoint` answers."""
 
     function: Callable[..., Any]
 
@@ -35,9 +53,15 @@ class JaxCallable(NoRegion):
         answer = self.function(primitive, *value.in_avals, **value.params)
         return _decision(answer, self.function)
 
-    def offloads(self) -> bool:
-        # Only asking it about each value would tell.
-        return False
+    def primitives(self) -> frozenset[str] | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedPrimitive:
+    """Stands for a primitive of which only the name is known."""
+
+    name: str
 
 
 def _primitive(name: str) -> Any:
@@ -48,8 +72,8 @@ def _decision(answer: Any, function: Callable) -> Decision:
     if isinstance(answer, Offloadable):
         if answer.dst != HOST_MEMORY:
             raise PolicyError(
-                f"the policy {_function_name(function)} offloads to {answer.dst!r}, "
-                f"to which JAX moves nothing; valid: {HOST_MEMORY!r}"
+                f"the policy {_name(function)} offloads to {answer.dst!r}, to which "
+                f"jax.checkpoint moves nothing; valid: {HOST_MEMORY!r}"
             )
         return Decision.OFFLOAD
     if answer is Saveable or answer is True:
@@ -57,17 +81,20 @@ def _decision(answer: Any, function: Callable) -> Decision:
     if answer is Recompute or answer is False:
         return Decision.RECOMPUTE
     raise PolicyError(
-        f"the policy {_function_name(function)} answered {answer!r}; a policy "
-        "answers True, False, Saveable, Recompute or Offloadable(src, dst)"
+        f"the policy {_name(function)} answered {answer!r}; a policy answers True, "
+        "False, Saveable, Recompute or Offloadable(src=…, dst=…)"
     )
 
 
-def _function_name(function: Callable) -> str:
-    return getattr(function, "__qualname__", repr(function))
+def _name(function: Callable) -> str:
+    named = inspect.isroutine(function) or inspect.isclass(function)
+    return function.__qualname__ if named else repr(function)
 
 
-def from_jax(function: Callable) -> Policy:
-    """A policy that decides as a JAX policy callable does.
+def from_jax(function: Callable[..., Any]) -> Policy:
+    """A policy that decides as a callable for `jax.checkpoint` does.
+
+    JAX's own become their counterparts here, so that they compare and pickle.
 
     Args:
         function: What `jax.checkpoint(policy=)` takes.
@@ -76,41 +103,94 @@ def from_jax(function: Callable) -> Policy:
         The policy.
 
     Raises:
-        PolicyError: If it is a factory that was not called, or the built-in that
-            ignores the names it is given.
+        PolicyError: If it is a function that makes policies, the built-in that
+            ignores the names it is given, or offloads to where JAX moves nothing.
+
+    Example:
+        >>> import jax
+        >>> from remat import policies
+        >>> policies.from_jax(jax.checkpoint_policies.dots_saveable)
+        save_dots
     """
-    _check_is_policy(function)
-    name = _function_name(function)
+    _check_called(function)
+    for constant, name in _CONSTANTS:
+        if function is constant:
+            return get(name)
+    maker, arguments = _made_by(function)
+    if maker is not None:
+        return _counterpart(maker, arguments)
     return Policy(
         rule=JaxCallable(function),
-        name=f"from_jax({name})",
+        name=_name(function),
+        code=f"from_jax({_name(function)})",
         description=Description(
-            saves=f"what {name} says",
+            saves=f"what {_name(function)} says",
             recomputes="what it says",
             when="you have a policy for jax.checkpoint already",
-            source="given by the caller",
+            source="the caller",
         ),
     )
 
 
-def _check_is_policy(function: Callable) -> None:
-    factories = {
-        _JAX.save_only_these_names,
-        _JAX.save_any_names_but_these,
-        _JAX.save_anything_except_these_names,
-        _JAX.save_and_offload_only_these_names,
-        _JAX.save_from_both_policies,
-        _JAX.offload_dot_with_no_batch_dims,
-    }
-    name = _function_name(function)
-    if function in factories:
-        raise PolicyError(
-            f"jax.checkpoint_policies.{name} makes a policy, but is none; call it "
-            "first, with the names it is for"
-        )
-    if name.startswith("save_anything_except_these_names.<locals>"):
-        raise PolicyError(
-            "jax.checkpoint_policies.save_anything_except_these_names ignores the "
-            "names it is given and saves everything; use "
-            "remat.policies.save_anything_except_names('name')"
-        )
+def _check_called(function: Callable) -> None:
+    if not inspect.isroutine(function):
+        return
+    jax_own = function in [vars(_JAX)[name] for name in _FACTORIES]
+    if not jax_own and not function.__module__.startswith("remat.policies."):
+        return
+    where = "jax.checkpoint_policies" if jax_own else "remat.policies"
+    raise PolicyError(
+        f"{where}.{_name(function)} makes a policy and is none; call it first, with "
+        "what the policy is for"
+    )
+
+
+def _made_by(function: Callable) -> tuple[str | None, Mapping[str, Any]]:
+    """The function of `jax.checkpoint_policies` that made a policy, and with what."""
+    if type(function).__name__ in _CLASSES and _is_jax(type(function)):
+        maker, field = _CLASSES[type(function).__name__]
+        return maker, {"names": vars(function)[field]}
+    maker = _name(function).split(".<locals>")[0]
+    if maker not in _FACTORIES or not _is_jax(function):
+        return None, {}
+    return maker, inspect.getclosurevars(function).nonlocals
+
+
+def _is_jax(thing: Any) -> bool:
+    return thing.__module__.startswith("jax.")
+
+
+def _counterpart(maker: str, arguments: Mapping[str, Any]) -> Policy:
+    """Our policy for what one of JAX's functions made."""
+    match maker:
+        case "save_only_these_names":
+            names = arguments.get("names", arguments.get("names_which_can_be_saved"))
+            return factories.save_names(*sorted(names)) if names else get("nothing")
+        case "save_any_names_but_these":
+            names = arguments.get("names", arguments.get("names_not_to_save"))
+            return factories.save_any_names_but(*sorted(names or ()))
+        case "save_and_offload_only_these_names":
+            return _saved_and_offloaded(**arguments)
+        case "save_from_both_policies":
+            return from_jax(arguments["policy_1"]) | from_jax(arguments["policy_2"])
+        case "offload_dot_with_no_batch_dims":
+            return jax_names.offload_dot_with_no_batch_dims(**arguments)
+    raise PolicyError(
+        f"jax.checkpoint_policies.{maker} ignores the names it is given and saves "
+        "everything; use remat.policies.save_anything_except_names('name')"
+    )
+
+
+def _saved_and_offloaded(
+    names_which_can_be_saved: Iterable[str],
+    names_which_can_be_offloaded: Iterable[str],
+    offload_src: str,
+    offload_dst: str,
+) -> Policy:
+    # JAX keeps sets; sorted, the code of the policy is the same in every run.
+    return jax_names.save_and_offload_only_these_names(
+        names_which_can_be_saved=sorted(names_which_can_be_saved),
+        names_which_can_be_offloaded=sorted(names_which_can_be_offloaded),
+        offload_src=offload_src,
+        offload_dst=offload_dst,
+    )

@@ -1,23 +1,33 @@
 """The policy object: a rule with a name and a description, callable as JAX wants."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from jax.ad_checkpoint import Offloadable
 
 from remat.policies._checks import HOST_MEMORY
-from remat.policies._errors import UnboundPolicyError
+from remat.policies._description import (
+    Description,
+    describe_either,
+    describe_limited,
+    describe_opposite,
+)
+from remat.policies._errors import PolicyError, UnboundPolicyError
 from remat.policies._rules import (
     Complement,
     Difference,
     Intersection,
+    Keep,
+    Pair,
     Rule,
     Union,
 )
 from remat.policies._selector import Selector
 from remat.policies._value import Decision, Value
 
-_READABLE = {
+ASKED_BY_REMAT3 = frozenset({"dot_general", "conv_general_dilated", "name"})
+
+_UNTOLD = {
     "out_avals": "the size and dtype of a result",
     "module_path": "the module a value is made in",
     "layer": "the layer a region belongs to",
@@ -25,22 +35,6 @@ _READABLE = {
     "aliases": "the names that later equations give a value",
     "region_path": "the region a value is made in",
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Description:
-    """What a policy does, a line each."""
-
-    saves: str
-    """What stays in device memory."""
-    offloads: str = "nothing"
-    """What moves to host memory."""
-    recomputes: str = "everything else"
-    """What the backward pass computes again."""
-    when: str
-    """When to use it."""
-    source: str = "this library"
-    """Project or paper it comes from."""
 
 
 # JAX keeps weak references to a policy, so it needs the slot for them.
@@ -53,10 +47,12 @@ class Policy:
     when their rules are. `|`, `&`, `-` and `~` combine policies, by the order
     recompute < offload < save:
 
-    - `a | b`: the higher decision of the two;
+    - `a | b`: the higher of the two decisions;
     - `a & b`: the lower one (`b` may also be a selector);
     - `a - b`: what `a` keeps and `b` does not (`b` may also be a selector);
     - `~a`: save what `a` recomputes, recompute what it keeps.
+
+    Python binds `~` before `-` before `&` before `|`.
 
     Example:
         >>> from remat import policies
@@ -70,6 +66,8 @@ class Policy:
     """Maps each value to a decision."""
     name: str = field(compare=False)
     """Registered name, or the code that makes the policy."""
+    code: str = field(compare=False)
+    """The code that makes the policy, in terms of `remat.policies`."""
     description: Description = field(compare=False)
     """What it does, a line each."""
 
@@ -77,7 +75,7 @@ class Policy:
         """What becomes of a value.
 
         Args:
-            value: The value. Fields that the rule reads must be known.
+            value: The value, with the fields known that the policy `needs`.
 
         Returns:
             Save, offload or recompute.
@@ -105,18 +103,48 @@ class Policy:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Fields of `Value` the policy reads that JAX alone does not say."""
+        """Fields of `Value` the policy reads that JAX alone does not tell."""
         return self.rule.needs()
 
     @property
     def needs_binding(self) -> bool:
         """Whether only `with_policy` and `remat.remat` can apply the policy."""
-        return bool(self.rule.needs())
+        return bool(self.needs)
 
     @property
     def primitives(self) -> frozenset[str] | None:
         """Primitives whose values the policy can keep; None for any."""
         return self.rule.primitives()
+
+    @property
+    def remat3_ignores(self) -> frozenset[str] | None:
+        """Primitives among those that `jax_remat3` asks no policy about.
+
+        None where the policy can keep values of any primitive. Seen on jax 0.12:
+        with that flag on, `jax.checkpoint` asks about matrix products, convolutions
+        and checkpoint names, and recomputes all else.
+        """
+        kept = self.primitives
+        return None if kept is None else kept - ASKED_BY_REMAT3
+
+    def for_layer(self, layer: int, n_layers: int | None = None) -> "Policy":
+        """The policy for one layer of a stack: itself, unless it goes by layer.
+
+        Args:
+            layer: Index of the layer, from 0.
+            n_layers: How many there are, where that is known.
+
+        Returns:
+            The policy of that layer.
+
+        Raises:
+            PolicyError: If the policy is for another number of layers.
+        """
+        rule = self.rule.at_layer(layer, n_layers)
+        if rule == self.rule:
+            return self
+        code = f"({self.code}).for_layer({layer}, {n_layers})"
+        return Policy(rule=rule, name=code, code=code, description=self.description)
 
     def __call__(self, primitive: Any, *in_avals: Any, **params: Any) -> Any:
         """Answer JAX's question about one equation.
@@ -126,7 +154,7 @@ class Policy:
             recompute, an `Offloadable` to move to the host.
 
         Raises:
-            UnboundPolicyError: If the rule reads what JAX does not tell.
+            UnboundPolicyError: If the policy needs what JAX does not tell.
         """
         if self.needs_binding:
             raise UnboundPolicyError(self._unbound_message())
@@ -137,79 +165,82 @@ class Policy:
         return decision is Decision.SAVE
 
     def _unbound_message(self) -> str:
-        unknown = " and ".join(_READABLE[field] for field in sorted(self.needs))
+        untold = " and ".join(_UNTOLD[field] for field in sorted(self.needs))
         return (
-            f"the policy {self.name} needs to know {unknown}, which JAX does not "
-            "tell a policy; apply it with remat.with_policy(fn, policy) or "
-            "remat.remat(target, policy=policy) instead of jax.checkpoint, "
-            "nn.remat or nnx.remat"
+            f"the policy {self.name} needs to know {untold}, which JAX does not tell "
+            "a policy; apply it with remat.with_policy(fn, policy) or "
+            "remat.remat(target, policy=policy), not with jax.checkpoint, nn.remat "
+            "or nnx.remat"
         )
+
+    def renamed(self, name: str, code: str, description: Description) -> Self:
+        """The same policy under another name."""
+        return replace(self, name=name, code=code, description=description)
 
     def __repr__(self) -> str:
-        return self.name
+        return self.code
 
-    def __or__(self, other: "Policy") -> "Policy":
-        if not isinstance(other, Policy):
-            return NotImplemented
-        return _combined(Union(self.rule, other.rule), self, "|", other)
+    def __or__(self, other: Any) -> "Policy":
+        if isinstance(other, Selector):
+            raise PolicyError(
+                f"{self.code} | {other!r} does not say what becomes of the values "
+                f"selected; write save({other!r}) or offload({other!r})"
+            )
+        other = coerced(other)
+        description = describe_either(self.description, other.description)
+        return _combined(Union(self.rule, other.rule), self, "|", other, description)
 
-    def __and__(self, other: "Policy | Selector") -> "Policy":
-        other = _kept(other)
-        if not isinstance(other, Policy):
-            return NotImplemented
-        return _combined(Intersection(self.rule, other.rule), self, "&", other)
+    def __and__(self, other: Any) -> "Policy":
+        other = coerced(other)
+        description = describe_limited(
+            self.description, "only where it is among", other.description
+        )
+        rule = Intersection(self.rule, other.rule)
+        return _combined(rule, self, "&", other, description)
 
-    def __sub__(self, other: "Policy | Selector") -> "Policy":
-        other = _kept(other)
-        if not isinstance(other, Policy):
-            return NotImplemented
-        return _combined(Difference(self.rule, other.rule), self, "-", other)
+    def __sub__(self, other: Any) -> "Policy":
+        other = coerced(other)
+        description = describe_limited(self.description, "but for", other.description)
+        rule = Difference(self.rule, other.rule)
+        return _combined(rule, self, "-", other, description)
 
     def __invert__(self) -> "Policy":
+        code = f"~{_operand(self)}"
         return Policy(
             rule=Complement(self.rule),
-            name=f"~{_operand(self)}",
-            description=Description(
-                saves=f"what {self.name} recomputes",
-                recomputes=f"what {self.name} saves or offloads",
-                when="a policy is easier said by what it should not keep",
-            ),
+            name=code,
+            code=code,
+            description=describe_opposite(self.description),
         )
 
 
-def _kept(operand: Any) -> Any:
-    from remat.policies._factories import save
+def keep(selector: Selector, decision: Decision, description: Description) -> Policy:
+    """The policy that saves or offloads what a selector matches."""
+    verb = "save" if decision is Decision.SAVE else "offload"
+    code = f"{verb}({selector!r})"
+    rule = Keep(selector, decision)
+    return Policy(rule=rule, name=code, code=code, description=description)
 
-    return save(operand) if isinstance(operand, Selector) else operand
+
+def coerced(operand: Any) -> Any:
+    """An operand of `|`, `&` or `-` as a policy; a selector means saving."""
+    if isinstance(operand, Selector):
+        what = f"values of {operand!r}"
+        description = Description(saves=what, when="you know which values to keep")
+        return keep(operand, Decision.SAVE, description)
+    # Late: it knows of JAX's own policies, which are made of these classes.
+    from remat.policies._coerce import as_policy
+
+    return as_policy(operand)
 
 
 def _operand(policy: Policy) -> str:
-    composed = isinstance(policy.rule, Union | Intersection | Difference)
-    return f"({policy.name})" if composed and " " in policy.name else policy.name
+    composed = isinstance(policy.rule, Pair) and " " in policy.code
+    return f"({policy.code})" if composed else policy.code
 
 
-def _combined(rule: Rule, left: Policy, operator: str, right: Policy) -> Policy:
-    name = f"{_operand(left)} {operator} {_operand(right)}"
-    return Policy(rule=rule, name=name, description=_describe(left, operator, right))
-
-
-def _describe(left: Policy, operator: str, right: Policy) -> Description:
-    a, b = left.description, right.description
-    if operator == "|":
-        saves, offloads = _listed(a.saves, b.saves), _listed(a.offloads, b.offloads)
-    else:
-        word = "only where it is in" if operator == "&" else "but for"
-        saves = a.saves if a.saves == "nothing" else f"{a.saves}, {word}: {b.saves}"
-        offloads = (
-            a.offloads
-            if a.offloads == "nothing"
-            else f"{a.offloads}, {word}: {_listed(b.saves, b.offloads)}"
-        )
-    return Description(
-        saves=saves, offloads=offloads, when="one named policy is not enough"
-    )
-
-
-def _listed(*parts: str) -> str:
-    kept = [part for part in dict.fromkeys(parts) if part != "nothing"]
-    return "; ".join(kept) or "nothing"
+def _combined(
+    rule: Rule, left: Policy, operator: str, right: Policy, description: Description
+) -> Policy:
+    code = f"{_operand(left)} {operator} {_operand(right)}"
+    return Policy(rule=rule, name=code, code=code, description=description)

@@ -1,52 +1,70 @@
-"""Rules: what becomes of each value.
+"""Rules: what becomes of each value, and how two of them combine.
 
-A rule maps a `Value` to a `Decision`. Two rules combine by the order
+A rule maps a `Value` to a `Decision`. Rules combine by the order
 recompute < offload < save:
 
-- `a | b`: the higher of the two decisions (kept if either keeps it; on the device
-  if either saves it there);
+- `a | b`: the higher of the two decisions;
 - `a & b`: the lower of the two;
 - `a - b`: recompute what `b` keeps, else what `a` says;
 - `~a`: save what `a` recomputes, recompute what `a` keeps.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
-from remat.policies._selector import ALIASES, NAME, NOTHING, Selector, common, united
+from remat.policies._by_kind import CHOICES
+from remat.policies._selector import (
+    ALIASES,
+    NAME,
+    NOTHING,
+    Selector,
+    common,
+    united,
+)
 from remat.policies._value import Decision, Value
 
 
-class Rule(Protocol):
-    """What becomes of each value, and what the rule must know for it."""
+class Rule:
+    """What becomes of each value; and, before any is seen, what a rule is about."""
+
+    __slots__ = ()
 
     def decide(self, value: Value) -> Decision:
         """What becomes of a value."""
-        ...
+        raise NotImplementedError
 
     def needs(self, negated: bool = False) -> frozenset[str]:
-        """Fields of `Value` it reads that JAX alone does not say."""
-        ...
+        """Fields of `Value` it reads that JAX alone does not tell.
+
+        Args:
+            negated: Whether it is values it does *not* keep that are wanted.
+        """
+        del negated
+        return NOTHING
 
     def primitives(self) -> frozenset[str] | None:
         """Primitives whose values it can keep; None for any."""
-        ...
+        return NOTHING
 
     def names(self) -> frozenset[str]:
         """Checkpoint names it spells out."""
-        ...
+        return NOTHING
 
     def mentions(self, name: str) -> bool:
         """Whether it speaks of a checkpoint name."""
-        ...
+        return name in self.names()
 
     def offloads(self) -> bool:
         """Whether it can move a value to the host."""
-        ...
+        return False
+
+    def at_layer(self, layer: int, n_layers: int | None) -> "Rule":
+        """The rule for one layer of a stack."""
+        del layer, n_layers
+        return self
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(Rule):
     """Save or offload the values a selector matches, recompute the others."""
 
     selector: Selector
@@ -72,33 +90,16 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class Nothing(Rule):
     """Recompute every value."""
 
     def decide(self, value: Value) -> Decision:
         del value
         return Decision.RECOMPUTE
 
-    def needs(self, negated: bool = False) -> frozenset[str]:
-        del negated
-        return NOTHING
-
-    def primitives(self) -> frozenset[str] | None:
-        return NOTHING
-
-    def names(self) -> frozenset[str]:
-        return NOTHING
-
-    def mentions(self, name: str) -> bool:
-        del name
-        return False
-
-    def offloads(self) -> bool:
-        return False
-
 
 @dataclass(frozen=True, slots=True)
-class NoRegion(Nothing):
+class NoRegion(Rule):
     """Keep every value, as where there is no region at all."""
 
     def decide(self, value: Value) -> Decision:
@@ -110,9 +111,14 @@ class NoRegion(Nothing):
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class Pair(Rule):
+    """Two rules, combined."""
+
     left: Rule
     right: Rule
+
+    def needs(self, negated: bool = False) -> frozenset[str]:
+        return self.left.needs(negated) | self.right.needs(negated)
 
     def names(self) -> frozenset[str]:
         return self.left.names() | self.right.names()
@@ -120,44 +126,43 @@ class _Pair:
     def mentions(self, name: str) -> bool:
         return self.left.mentions(name) or self.right.mentions(name)
 
-    def needs(self, negated: bool = False) -> frozenset[str]:
-        return self.left.needs(negated) | self.right.needs(negated)
+    def offloads(self) -> bool:
+        return self.left.offloads() or self.right.offloads()
+
+    def at_layer(self, layer: int, n_layers: int | None) -> Rule:
+        left = self.left.at_layer(layer, n_layers)
+        return type(self)(left, self.right.at_layer(layer, n_layers))
 
 
 @dataclass(frozen=True, slots=True)
-class Union(_Pair):
+class Union(Pair):
     """`left | right`: the higher of two decisions."""
 
     def decide(self, value: Value) -> Decision:
         return max(self.left.decide(value), self.right.decide(value))
 
     def primitives(self) -> frozenset[str] | None:
-        left, right = self.left.primitives(), self.right.primitives()
-        return None if left is None or right is None else left | right
-
-    def offloads(self) -> bool:
-        return self.left.offloads() or self.right.offloads()
+        return united(self.left.primitives(), self.right.primitives())
 
 
 @dataclass(frozen=True, slots=True)
-class Intersection(_Pair):
+class Intersection(Pair):
     """`left & right`: the lower of two decisions."""
 
     def decide(self, value: Value) -> Decision:
         return min(self.left.decide(value), self.right.decide(value))
 
-    def primitives(self) -> frozenset[str] | None:
-        left, right = self.left.primitives(), self.right.primitives()
-        if left is None or right is None:
-            return right if left is None else left
-        return left & right
+    def needs(self, negated: bool = False) -> frozenset[str]:
+        needs = self.left.needs(negated) | self.right.needs(negated)
+        # `save_dots & named("q")`: no equation is both, but a value can be.
+        return needs | ALIASES if self.primitives() == NOTHING else needs
 
-    def offloads(self) -> bool:
-        return self.left.offloads() or self.right.offloads()
+    def primitives(self) -> frozenset[str] | None:
+        return common(self.left.primitives(), self.right.primitives())
 
 
 @dataclass(frozen=True, slots=True)
-class Difference(_Pair):
+class Difference(Pair):
     """`left - right`: what `left` keeps and `right` does not."""
 
     def decide(self, value: Value) -> Decision:
@@ -166,7 +171,13 @@ class Difference(_Pair):
         return self.left.decide(value)
 
     def needs(self, negated: bool = False) -> frozenset[str]:
-        return self.left.needs(negated) | self.right.needs(not negated)
+        left, right = self.left.needs(negated), self.right.needs(not negated)
+        # `minimal - named("mlpwo")`: where only named values are kept, the `name`
+        # equation itself knows whether it is one to leave out.
+        kept = self.left.primitives()
+        if not negated and kept is not None and kept <= NAME | CHOICES | {"sort"}:
+            right -= ALIASES
+        return left | right
 
     def primitives(self) -> frozenset[str] | None:
         return self.left.primitives()
@@ -176,7 +187,7 @@ class Difference(_Pair):
 
 
 @dataclass(frozen=True, slots=True)
-class Complement:
+class Complement(Rule):
     """`~rule`: save what the rule recomputes, recompute what it keeps."""
 
     rule: Rule
@@ -197,5 +208,5 @@ class Complement:
     def mentions(self, name: str) -> bool:
         return self.rule.mentions(name)
 
-    def offloads(self) -> bool:
-        return False
+    def at_layer(self, layer: int, n_layers: int | None) -> Rule:
+        return Complement(self.rule.at_layer(layer, n_layers))

@@ -168,16 +168,12 @@ class Other(Selector):
         return f"~{_operand(self.selector)}"
 
 
-def united(
-    a: frozenset[str] | None, b: frozenset[str] | None
-) -> frozenset[str] | None:
+def united(a: frozenset[str] | None, b: frozenset[str] | None) -> frozenset[str] | None:
     """Union of two sets of which None means everything."""
     return None if a is None or b is None else a | b
 
 
-def common(
-    a: frozenset[str] | None, b: frozenset[str] | None
-) -> frozenset[str] | None:
+def common(a: frozenset[str] | None, b: frozenset[str] | None) -> frozenset[str] | None:
     """Intersection of two sets of which None means everything."""
     if a is None or b is None:
         return b if a is None else a
