@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remat._report import Roles
+from remat._roles import Roles
 
 
 class StepError(ValueError):
@@ -201,7 +201,9 @@ def _split(tree: Any) -> tuple[Any, Any]:
 
 def _merge(chosen: Any, rest: Any) -> Any:
     if isinstance(rest, _NnxRest):
-        return sys.modules["flax.nnx"].merge(rest.graphdef, chosen, rest.state)
+        nnx = sys.modules["flax.nnx"]
+        # A copy, so that state changes stay inside the trace they happen in.
+        return nnx.merge(rest.graphdef, chosen, rest.state, copy=True)
     return jax.tree.map(
         lambda a, b: b if a is None else a, chosen, rest, is_leaf=lambda a: a is None
     )
