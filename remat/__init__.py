@@ -4,16 +4,22 @@ import importlib
 from typing import Any
 
 from remat import policies as policies
+from remat._analyze import analyze as analyze
+from remat._buffer import Buffer as Buffer
+from remat._hlo import HloError as HloError
 from remat._regions import MissingNamesWarning as MissingNamesWarning
 from remat._regions import NoNamesFound as NoNamesFound
 from remat._regions import Region as Region
 from remat._regions import RegionError as RegionError
 from remat._regions import find_regions as find_regions
 from remat._regions import with_policy as with_policy
+from remat._report import MemoryReport as MemoryReport
+from remat._roles import Roles as Roles
 from remat._targets import Target as Target
 from remat._targets import TargetError as TargetError
 from remat._targets import target as target
 from remat._targets import targets as targets
+from remat._wrap import remat as remat
 
 
 def __getattr__(name: str) -> Any:

@@ -172,10 +172,10 @@ def _check_calls(computations: dict[int, Computation], entry: int) -> None:
         raise HloError(f"calls nest {max(depth.values())} deep")
 
 
-def _assignment(
-    message: Any, instructions: dict[int, Instruction]
-) -> BufferAssignment:
-    logical = {part.id: _logical(part, instructions) for part in message.logical_buffers}
+def _assignment(message: Any, instructions: dict[int, Instruction]) -> BufferAssignment:
+    logical = {
+        part.id: _logical(part, instructions) for part in message.logical_buffers
+    }
     allocations = tuple(
         _allocation(part, logical) for part in message.buffer_allocations
     )

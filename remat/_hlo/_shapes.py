@@ -49,7 +49,7 @@ class Shape:
     """An array, or a tuple of shapes."""
 
     dtype: str
-    """As JAX writes it (`bfloat16`); `tuple`, `token` or `opaque` where not an array."""
+    """As JAX writes it (`bfloat16`), or `tuple`, `token`, `opaque`."""
     dimensions: tuple[int, ...]
     element_bits: int
     memory_space: int

@@ -1,0 +1,279 @@
+"""What is in memory when a compiled program needs most of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from remat._attribution import Attributor, Origin
+from remat._buffer import Buffer
+from remat._hlo._buffers import Allocation, BufferAssignment, HeapTrace, peak
+from remat._hlo._flow import Value
+from remat._hlo._module import Module
+from remat._roles import Roles
+from remat._spaces import memory_space
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over the allocations of one memory space."""
+
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temp_bytes: int
+    constant_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the allocator must find, constants apart."""
+        held = self.argument_bytes + self.output_bytes - self.alias_bytes
+        return held + self.temp_bytes
+
+
+class Memory:
+    """The memory of one module, by memory space."""
+
+    def __init__(self, module: Module, kind: str, roles: Roles | None) -> None:
+        """Reads a module.
+
+        Args:
+            module: A program with its buffer assignment.
+            kind: Platform: "cpu", "gpu" or "tpu".
+            roles: What its arguments and outputs are, if known.
+        """
+        assert module.buffers is not None
+        self.module = module
+        self.attributor = Attributor(module)
+        self._buffers: BufferAssignment = module.buffers
+        self._kind = kind
+        self._roles = _RoleTable(module, roles)
+
+    def space(self, color: int) -> str:
+        return memory_space(color, self._kind)
+
+    def totals(self, space: str) -> Totals:
+        """Sums of one memory space, by the rules of XLA's memory analysis."""
+        here = [a for a in self._allocations if self.space(a.color) == space]
+        return Totals(
+            argument_bytes=sum(a.bytes for a in here if a.is_parameter),
+            output_bytes=sum(a.bytes for a in here if a.is_output),
+            alias_bytes=sum(a.bytes for a in here if a.is_parameter and a.is_output),
+            temp_bytes=sum(a.bytes for a in here if a.is_temporary),
+            constant_bytes=sum(a.bytes for a in here if a.is_constant),
+        )
+
+    @cached_property
+    def heaps(self) -> dict[str, list[HeapTrace]]:
+        """The simulated heaps of each memory space."""
+        found: dict[str, list[HeapTrace]] = {}
+        for trace in self._buffers.traces:
+            space = self.space(self._buffers.trace_color(trace))
+            found.setdefault(space, []).append(trace)
+        return found
+
+    @cached_property
+    def held(self) -> dict[str, int]:
+        """Bytes of each memory space that are taken during the whole run."""
+        found: dict[str, int] = {}
+        for allocation in self._held_allocations:
+            space = self.space(allocation.color)
+            found[space] = found.get(space, 0) + allocation.bytes
+        return found
+
+    def live_peak_bytes(self, space: str) -> int:
+        """The most bytes live at once."""
+        heaps = self.heaps.get(space, [])
+        return self.held.get(space, 0) + sum(
+            peak(self._buffers, trace).bytes for trace in heaps
+        )
+
+    def buffers(self) -> tuple[Buffer, ...]:
+        """What is live at the peak of each memory space, largest first."""
+        found = [*self._held_buffers(), *self._heap_buffers()]
+        return tuple(sorted(found, key=lambda buffer: -buffer.bytes))
+
+    @property
+    def _allocations(self) -> Iterator[Allocation]:
+        return (a for a in self._buffers.allocations if not a.is_thread_local)
+
+    @cached_property
+    def _held_allocations(self) -> list[Allocation]:
+        """Arguments, outputs, constants, and what no heap trace tells more about."""
+        traced = {
+            event.buffer for trace in self._buffers.traces for event in trace.events
+        }
+        return [
+            allocation
+            for allocation in self._allocations
+            if not allocation.is_temporary
+            or not any(part.buffer in traced for part in allocation.slices)
+        ]
+
+    def _held_buffers(self) -> Iterator[Buffer]:
+        for allocation in self._held_allocations:
+            whole = [
+                part.buffer
+                for part in allocation.slices
+                if part.bytes == allocation.bytes
+            ]
+            members = whole or [part.buffer for part in allocation.slices]
+            if members:
+                yield self._buffer(members, allocation.bytes, allocation)
+
+    def _heap_buffers(self) -> Iterator[Buffer]:
+        for trace in self._buffers.traces:
+            for group in peak(self._buffers, trace).groups:
+                size = max(self._buffers.logical[id].bytes for id in group)
+                yield self._buffer(group, size, None)
+
+    def _buffer(
+        self, members: Sequence[int], size: int, allocation: Allocation | None
+    ) -> Buffer:
+        """One entry for the values that share a place."""
+        logical = [self._buffers.logical[id] for id in members]
+        values: list[Value] = [
+            (self.module.instructions[one.instruction], one.index) for one in logical
+        ]
+        origin = self.attributor.origin(values)
+        largest = max(range(len(values)), key=lambda i: logical[i].bytes)
+        instruction, index = values[largest]
+        shape = instruction.shape.at(index)
+        role = self._roles.of(allocation) if allocation else None
+        category, path = role or (self._category(values, origin, allocation), None)
+        space = self.space(logical[0].color)
+        return Buffer(
+            bytes=size,
+            unpadded_bytes=min(size, shape.bytes) if not shape.is_tuple else size,
+            shape=shape.dimensions,
+            dtype=shape.dtype,
+            memory_space=space,
+            category=category,
+            phase=None if _is_input(allocation) else origin.phase,
+            module_path=path or origin.module_path,
+            label=origin.label,
+            source=origin.source,
+            n_stacked=origin.n_stacked,
+            instruction=values[-1][0].name,
+            primitive=origin.primitive,
+        )
+
+    def _category(
+        self, values: Iterable[Value], origin: Origin, allocation: Allocation | None
+    ) -> str:
+        if allocation is not None and allocation.is_parameter:
+            return "argument"
+        if allocation is not None and allocation.is_constant:
+            return "constants"
+        if allocation is not None and allocation.is_output:
+            return "gradients" if origin.phase == "backward" else "outputs"
+        if not origin.is_known and origin.phase is None:
+            return "unknown"
+        return self._temporary_category(list(values), origin)
+
+    def _temporary_category(self, values: list[Value], origin: Origin) -> str:
+        """Residuals are computed forward and read backward."""
+        if origin.phase not in ("forward", "backward"):
+            return "temporaries"
+        read_in = self.attributor.read_in(values)
+        if origin.phase == "forward" and read_in & {"backward", "recompute"}:
+            return "residuals"
+        if origin.phase == "backward" and "optimizer" in read_in:
+            return "gradients"
+        return "temporaries"
+
+
+def _is_input(allocation: Allocation | None) -> bool:
+    return allocation is not None and (
+        allocation.is_parameter or allocation.is_constant
+    )
+
+
+class _RoleTable:
+    """Finds the role of an allocation."""
+
+    def __init__(self, module: Module, roles: Roles | None) -> None:
+        self._module = module
+        self._roles = roles
+
+    def of(self, allocation: Allocation) -> tuple[str, str] | None:
+        """(category, path) of the argument or output in an allocation."""
+        if self._roles is None:
+            return None
+        if allocation.is_parameter:
+            return self._arguments.get(allocation.parameter_number)
+        if allocation.is_output:
+            for part in allocation.slices:
+                if part.buffer in self._outputs:
+                    return self._outputs[part.buffer]
+        return None
+
+    @cached_property
+    def _arguments(self) -> dict[int, tuple[str, str]]:
+        """Roles by parameter number. JAX drops arguments that nothing reads."""
+        assert self._roles is not None
+        roles = list(self._roles.arguments)
+        parameters = self._module.entry.parameters
+        if len(parameters) == len(roles):
+            return dict(enumerate(roles))
+        found: dict[int, tuple[str, str]] = {}
+        position = 0
+        for number, parameter in enumerate(parameters):
+            words = _words(parameter.op_name)
+            for i in range(position, len(roles)):
+                if words and _ends_alike(words, _words(roles[i][1])):
+                    found[number] = roles[i]
+                    position = i + 1
+                    break
+        return found
+
+    @cached_property
+    def _outputs(self) -> dict[int, tuple[str, str]]:
+        """Roles by the logical buffer that holds an output."""
+        assert self._roles is not None and self._module.buffers is not None
+        by_value = {
+            (one.instruction, one.index): one.id
+            for one in self._module.buffers.logical.values()
+        }
+        root = self._module.entry.root
+        leaves = [index for index, _ in root.shape.leaves()]
+        if len(leaves) != len(self._roles.outputs):
+            return {}
+        found: dict[int, tuple[str, str]] = {}
+        for index, role in zip(leaves, self._roles.outputs, strict=True):
+            buffer = self._holder(by_value, (root, index))
+            if buffer is not None:
+                found.setdefault(buffer, role)
+        return found
+
+    def _holder(
+        self, by_value: dict[tuple[int, tuple[int, ...]], int], value: Value
+    ) -> int | None:
+        """The logical buffer a value of the entry computation lies in."""
+        instruction, index = value
+        for _ in range(len(self._module.entry.instructions)):
+            if (instruction.id, index) in by_value:
+                return by_value[instruction.id, index]
+            if instruction.opcode == "tuple" and index:
+                instruction = self._module.operand(instruction, index[0])
+                index = index[1:]
+            elif instruction.opcode == "get-tuple-element":
+                index = (instruction.tuple_index, *index)
+                instruction = self._module.operand(instruction, 0)
+            elif instruction.opcode in ("bitcast", "optimization-barrier"):
+                instruction = self._module.operand(instruction, 0)
+            else:
+                return None
+        return None
+
+
+def _words(path: str) -> list[str]:
+    """`params['layer_0'].wi` and `params/layer_0/wi` as the same words."""
+    separators = str.maketrans({c: "/" for c in "[]'\".()"})
+    return [word for word in path.translate(separators).split("/") if word]
+
+
+def _ends_alike(left: list[str], right: list[str]) -> bool:
+    n = min(len(left), len(right))
+    return n > 0 and left[-n:] == right[-n:]

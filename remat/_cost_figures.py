@@ -1,0 +1,64 @@
+"""What running a program costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """Work, traffic and time of one run of a program on one device."""
+
+    flops: float = 0.0
+    """Floating-point operations; a fused multiply-add counts two."""
+    bytes_accessed: float = 0.0
+    """Bytes read from and written to device memory."""
+    transcendentals: float = 0.0
+    """Elements of exp, tanh, sin and the like; not in `flops`."""
+    estimated_s: float = math.nan
+    """Roofline time on the target; nan without a target or its figures."""
+    matmul_flops: float = 0.0
+    """Of `flops`, those of matrix products and convolutions."""
+    recompute_flops: float = 0.0
+    """Of `flops`, those of values computed a second time for the backward pass."""
+    host_bytes: float = 0.0
+    """Bytes moved to and from host memory."""
+    collective_bytes: float = 0.0
+    """Bytes sent to other devices."""
+    n_collectives: float = 0.0
+    """Collective operations run."""
+    n_kernels: float = 0.0
+    """Custom kernels run."""
+    n_uncounted: float = 0.0
+    """Of these, kernels whose FLOPs are not known and not counted."""
+    n_unknown_loops: int = 0
+    """Loops whose trip count is not known; their body is counted once."""
+    compute_s: float = math.nan
+    """Time of compute and device memory alone."""
+    host_s: float = math.nan
+    """Time of the host traffic on the host link; may hide behind compute."""
+    collective_s: float = math.nan
+    """Time of the collectives on their links."""
+    estimated_cycles: float = 0.0
+    """XLA's own estimate after a full TPU compile; 0 where it gives none."""
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in _FIELDS}
+        )
+
+    def times(self, n: float) -> Cost:
+        """The cost of `n` runs."""
+        return Cost(
+            **{
+                f.name: getattr(self, f.name) * (1 if f.name in _NOT_SCALED else n)
+                for f in _FIELDS
+            }
+        )
+
+
+_FIELDS = fields(Cost)
+_NOT_SCALED = frozenset({"n_unknown_loops"})
+
+NO_COST = Cost(estimated_s=0.0, compute_s=0.0, host_s=0.0, collective_s=0.0)

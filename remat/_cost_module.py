@@ -1,0 +1,253 @@
+"""The cost of a compiled HLO module, loops counted as often as they run.
+
+Time is a roofline: each instruction that is scheduled takes the longer of its work at
+the device's peak and its traffic at the memory's bandwidth; instructions follow one
+another; collectives and host copies take their time on their own links. It ranks
+programs; it knows nothing of launch overheads or of how well a kernel does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+
+from remat._cost_figures import NO_COST, Cost
+from remat._cost_ops import elementwise_flops, matmul_flops, transcendentals
+from remat._cost_traffic import FREE, TrafficCounter
+from remat._hlo._module import Computation, Instruction, Module
+from remat._hlo._trips import trip_counts
+from remat._op_name import parse_op_name
+from remat._spaces import DEVICE, HOST, guess_kind, memory_space
+from remat._targets import Target
+
+_COLLECTIVES = {
+    "all-reduce": "all-reduce",
+    "all-reduce-start": "all-reduce",
+    "all-gather": "all-gather",
+    "all-gather-start": "all-gather",
+    "reduce-scatter": "reduce-scatter",
+    "all-to-all": "all-to-all",
+    "ragged-all-to-all": "all-to-all",
+    "collective-permute": "permute",
+    "collective-permute-start": "permute",
+    "collective-broadcast": "permute",
+}
+_HALF = ("bfloat16", "float16", "float8", "float4", "int8", "int4", "uint8")
+
+
+def module_cost(module: Module, target: Target | None = None) -> Cost:
+    """Counts what one run of a compiled program costs.
+
+    Args:
+        module: The program, for one device.
+        target: The device whose peaks give the seconds; without one they are nan.
+
+    Returns:
+        The cost. A loop whose trip count is not known counts once, and of a
+        conditional's branches the most expensive counts.
+    """
+    return _Counter(module, target).total()
+
+
+@dataclass(slots=True)
+class _Work:
+    """What the cores do in one instruction, fused ones included."""
+
+    matmul_flops: float = 0.0
+    other_flops: float = 0.0
+    transcendentals: float = 0.0
+    recompute_flops: float = 0.0
+    n_kernels: float = 0.0
+    n_uncounted: float = 0.0
+    cores_s: float = 0.0
+
+    def add(self, other: _Work) -> None:
+        self.matmul_flops += other.matmul_flops
+        self.other_flops += other.other_flops
+        self.transcendentals += other.transcendentals
+        self.recompute_flops += other.recompute_flops
+        self.n_kernels += other.n_kernels
+        self.n_uncounted += other.n_uncounted
+        self.cores_s += other.cores_s
+
+
+class _Counter:
+    """Adds up costs, each computation once."""
+
+    def __init__(self, module: Module, target: Target | None) -> None:
+        kind = target.kind if target else guess_kind(module)
+        self._module = module
+        self._peaks = _Peaks.of(target)
+        self._trips = trip_counts(module)
+        self._traffic = TrafficCounter(module, lambda color: memory_space(color, kind))
+        self._done: dict[int, Cost] = {}
+        self._fused: dict[int, _Work] = {}
+
+    def computation(self, computation: Computation) -> Cost:
+        """The cost of a scheduled computation: the entry, a loop's body, a branch."""
+        if computation.id not in self._done:
+            total = NO_COST
+            for instruction in computation.instructions:
+                total = total + self._instruction(instruction)
+            self._done[computation.id] = total
+        return self._done[computation.id]
+
+    def total(self) -> Cost:
+        """The cost of the whole program."""
+        cost = self.computation(self._module.entry)
+        # Copies to and from the host run beside compute, as far as they fit beside it.
+        estimated_s = max(cost.compute_s + cost.collective_s, cost.host_s)
+        return replace(cost, estimated_s=estimated_s)
+
+    def _instruction(self, instruction: Instruction) -> Cost:
+        opcode = instruction.opcode
+        if opcode in FREE and not instruction.called:
+            return NO_COST
+        called = [self._module.computations[id] for id in instruction.called]
+        if opcode == "while" and len(called) == 2:
+            return self._loop(instruction, *called)
+        if opcode == "conditional" and called:
+            branches = [self.computation(branch) for branch in called]
+            return max(branches, key=lambda cost: (cost.flops, cost.bytes_accessed))
+        if opcode in ("call", "async-start"):
+            return self.computation(called[0]) if called else NO_COST
+        if opcode in FREE:
+            return NO_COST
+        if opcode in _COLLECTIVES:
+            return self._collective(instruction)
+        return self._kernel(instruction)
+
+    def _loop(self, loop: Instruction, body: Computation, test: Computation) -> Cost:
+        trips = self._trips[loop.id]
+        once = self.computation(body) + self.computation(test)
+        if trips is None:
+            return replace(once, n_unknown_loops=once.n_unknown_loops + 1)
+        return once.times(trips)
+
+    def _kernel(self, instruction: Instruction) -> Cost:
+        """An instruction the device runs as one kernel."""
+        work = self._work(instruction)
+        traffic = self._traffic.count(instruction)
+        peaks = self._peaks
+        return replace(
+            NO_COST,
+            flops=work.matmul_flops + work.other_flops,
+            matmul_flops=work.matmul_flops,
+            transcendentals=work.transcendentals,
+            recompute_flops=work.recompute_flops,
+            bytes_accessed=traffic[DEVICE],
+            host_bytes=traffic[HOST],
+            n_kernels=work.n_kernels,
+            n_uncounted=work.n_uncounted,
+            compute_s=max(work.cores_s, traffic[DEVICE] / peaks.bandwidth),
+            host_s=traffic[HOST] / peaks.host_link,
+            estimated_cycles=_estimated_cycles(instruction),
+        )
+
+    def _collective(self, instruction: Instruction) -> Cost:
+        """A ring of the group's devices."""
+        kind = _COLLECTIVES[instruction.opcode]
+        n = _group_size(instruction)
+        operands = [self._module.instructions[id].shape for id in instruction.operands]
+        size = sum(shape.bytes for shape in operands)
+        sent = size * _sent_share(kind, n)
+        traffic = self._traffic.count(instruction)
+        return replace(
+            NO_COST,
+            bytes_accessed=traffic[DEVICE],
+            collective_bytes=sent,
+            n_collectives=1,
+            collective_s=sent / self._peaks.ici,
+        )
+
+    def _work(self, instruction: Instruction) -> _Work:
+        if instruction.opcode in ("fusion", "map") and instruction.called:
+            return self._fused_work(instruction.called[0])
+        matmul = matmul_flops(self._module, instruction)
+        other = elementwise_flops(self._module, instruction)
+        kernel = instruction.opcode == "custom-call"
+        work = _Work(
+            matmul_flops=matmul or 0.0,
+            other_flops=other,
+            transcendentals=transcendentals(instruction),
+            n_kernels=float(kernel and matmul != 0.0),
+            n_uncounted=float(kernel and matmul is None),
+        )
+        if parse_op_name(instruction.op_name).phase == "recompute":
+            work.recompute_flops = work.matmul_flops + other
+        half = bool(matmul) and self._is_half(instruction)
+        rate = self._peaks.half if half else self._peaks.single
+        work.cores_s = work.matmul_flops / rate
+        work.cores_s += (other + work.transcendentals) / self._peaks.vector
+        return work
+
+    def _fused_work(self, computation: int) -> _Work:
+        if computation not in self._fused:
+            total = _Work()
+            for instruction in self._module.computations[computation].instructions:
+                total.add(self._work(instruction))
+            self._fused[computation] = total
+        return self._fused[computation]
+
+    def _is_half(self, instruction: Instruction) -> bool:
+        dtypes = [
+            self._module.instructions[id].shape.dtype for id in instruction.operands[:2]
+        ]
+        return all(dtype.startswith(_HALF) for dtype in dtypes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Peaks:
+    """Rates of a device; infinite where they are not known or do not exist."""
+
+    half: float
+    single: float
+    vector: float
+    bandwidth: float
+    host_link: float
+    ici: float
+
+    @classmethod
+    def of(cls, target: Target | None) -> _Peaks:
+        if target is None:
+            return cls(*[math.nan] * 6)
+        return cls(
+            half=target.flops_bf16,
+            single=target.flops_tf32,
+            vector=target.flops_fp32,
+            bandwidth=target.bandwidth_bytes_s,
+            host_link=target.host_link_bytes_s or math.nan,
+            ici=target.ici_bytes_s or math.nan,
+        )
+
+
+def _group_size(instruction: Instruction) -> int:
+    """Devices that take part in one collective."""
+    message = instruction.message
+    devices = message.collective_device_list
+    if devices.iota_replica_group_list.num_devices_per_group:
+        return devices.iota_replica_group_list.num_devices_per_group
+    groups = list(devices.replica_groups) or list(message.replica_groups)
+    return max((len(group.replica_ids) for group in groups), default=1)
+
+
+def _sent_share(kind: str, n: int) -> float:
+    """Bytes a device sends, as a share of its operand's bytes."""
+    if kind == "all-reduce":
+        return 2 * (n - 1) / n
+    if kind == "all-gather":
+        return n - 1
+    return 1.0 if kind == "permute" else (n - 1) / n
+
+
+def _estimated_cycles(instruction: Instruction) -> float:
+    config = instruction.backend_config
+    if b"estimated_cycles" not in config:
+        return 0.0
+    try:
+        found = json.loads(config)
+        window = found.get("window_config", found)
+        return float(window["estimated_cycles"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return 0.0

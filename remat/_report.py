@@ -1,0 +1,276 @@
+"""What one compiled program uses: the memory report.
+
+Every figure of memory comes from the buffer assignment that XLA leaves in its dump.
+*Arguments* are the allocations of entry parameters, *outputs* those that may be live
+out, *aliased* those that are both (donated), *temporaries* the rest; constants and
+thread-local scalars stand apart, and each memory space is counted by itself.
+
+On CPU and GPU the sums equal XLA's own `memory_analysis()` to the byte. On TPU so do
+arguments, outputs and aliases, while the temporaries that `memory_analysis()` states
+are those assigned *plus* an estimate of their fragmentation, which the assigned ones
+already contain. That figure is no need of the program: one with 960 MiB assigned and
+1408 MiB stated (448 MiB fragmentation, by the compiler's own breakdown) compiles under
+an HBM limit that leaves it 961 MiB (libtpu 0.0.52). So the assignment is what the
+report uses; XLA's figures stand in `xla_stats`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from remat._buffer import Buffer as Buffer
+from remat._compile import Program, XlaStats
+from remat._contents import Memory, Totals
+from remat._cost import Cost, module_cost
+from remat._hlo import HloError, Module, parse
+from remat._hlo._trips import runs_of_computations, trip_counts
+from remat._roles import Roles as Roles
+from remat._spaces import DEVICE, HOST, ON_CHIP
+from remat._targets import Target
+from remat._timeline import TimelinePoint as TimelinePoint
+from remat._timeline import timeline
+
+SCHEMA = "remat.report/1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryReport:
+    """Memory, work and time of one compiled program, on one device."""
+
+    target: str
+    """Name of the device it was compiled for."""
+    module: str
+    """Name of the HLO module."""
+    peak_bytes: int
+    """Device memory the allocator must find: arguments + outputs - aliased +
+    temporaries. A floor where `exact` is False."""
+    live_peak_bytes: int
+    """The most bytes of device memory live at once, constants included."""
+    floor_bytes: int | None
+    """What the compiler can squeeze the program to; None where it was not asked."""
+    argument_bytes: int
+    """Arguments in device memory."""
+    output_bytes: int
+    """Outputs in device memory, aliased ones included."""
+    alias_bytes: int
+    """Outputs written over donated arguments."""
+    temp_bytes: int
+    """Temporaries in device memory, the gaps between them included."""
+    constant_bytes: int
+    """Constants in device memory; not in `peak_bytes`."""
+    host_bytes: int
+    """Host memory: offloaded temporaries, arguments and outputs kept there."""
+    on_chip_bytes: int
+    """The chip's own memories (TPU)."""
+    generated_code_bytes: int
+    """The program's own code in device memory."""
+    available_bytes: int
+    """What one program may use of the device."""
+    fits: bool
+    """Whether peak, constants and generated code are within `available_bytes`."""
+    exact: bool
+    """False for a probe: the compiler was asked for the least, not for the program."""
+    flops: int
+    """FLOPs of one run, trip counts included."""
+    recompute_flops: int
+    """Of these, FLOPs of values computed a second time for the backward pass."""
+    bytes_accessed: int
+    """Device memory traffic of one run, trip counts included."""
+    estimated_step_s: float
+    """Roofline time of one run; nan where the device's figures are not known."""
+    cost: Cost | None = field(repr=False)
+    """The whole cost, of which the fields above are a part."""
+    buffers: tuple[Buffer, ...] = field(repr=False)
+    """What is live at the peak (of device, host and on-chip memory each), largest
+    first, one entry for each allocated value."""
+    timeline: tuple[TimelinePoint, ...] = field(repr=False)
+    """Live bytes over the schedule, loop bodies once."""
+    notes: tuple[str, ...] = ()
+    """What else to know of these figures."""
+    xla_stats: XlaStats | None = field(default=None, repr=False)
+    """What XLA itself stated; None where the compile did not end."""
+
+    @property
+    def fragmentation_bytes(self) -> int:
+        """Assigned but not live at the peak: gaps between the temporaries."""
+        held = self.argument_bytes + self.output_bytes - self.alias_bytes
+        live_temp = self.live_peak_bytes - held - self.constant_bytes
+        return max(0, self.temp_bytes - live_temp)
+
+    def by_category(self, memory_space: str = DEVICE) -> dict[str, int]:
+        """Bytes live at the peak by category, largest first."""
+        totals: dict[str, int] = {}
+        for buffer in self.buffers:
+            if buffer.memory_space == memory_space:
+                key = buffer.category
+                totals[key] = totals.get(key, 0) + buffer.bytes
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON-ready data; figures that are not known are None."""
+        data = {"schema": SCHEMA, **dataclasses.asdict(self)}
+        data["fragmentation_bytes"] = self.fragmentation_bytes
+        return _json_ready(data)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The report as JSON text."""
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+
+
+def report_from_program(
+    program: Program, *, roles: Roles | None = None, cost_target: Target | None = None
+) -> MemoryReport:
+    """Makes the report of a compiled program.
+
+    Args:
+        program: What `compile_lowered` gave, also for a program that does not fit.
+        roles: What its arguments and outputs are, if known.
+        cost_target: Device whose speed the seconds are for; the program's own if None.
+
+    Returns:
+        The report. Without a dump (a program someone else compiled) it has totals only.
+
+    Raises:
+        HloError: The program's dump cannot be read.
+    """
+    if program.hlo_proto is None:
+        return _totals_only(program)
+    module = parse(program.hlo_proto)
+    memory = Memory(with_buffers(module), program.target.kind, roles)
+    cost = module_cost(module, cost_target or program.target)
+    totals = {space: memory.totals(space) for space in (DEVICE, HOST, ON_CHIP)}
+    return _report(program, memory, totals, cost)
+
+
+def with_buffers(module: Module) -> Module:
+    """Raises unless a module has its buffer assignment.
+
+    Raises:
+        HloError: It has none.
+    """
+    if module.buffers is None or not module.buffers.allocations:
+        raise HloError(
+            f"module {module.name} has no buffer assignment: wanted XLA's dump after "
+            "optimizations (*after_optimizations.hlo.pb), not one from before"
+        )
+    return module
+
+
+def _report(
+    program: Program, memory: Memory, totals: Mapping[str, Totals], cost: Cost
+) -> MemoryReport:
+    target, device = program.target, totals[DEVICE]
+    code = program.stats.generated_code_bytes if program.stats else 0
+    needed = device.peak_bytes + device.constant_bytes + code
+    module = memory.module
+    trips = trip_counts(module)
+    return MemoryReport(
+        target=target.name,
+        module=module.name,
+        peak_bytes=device.peak_bytes,
+        live_peak_bytes=memory.live_peak_bytes(DEVICE),
+        floor_bytes=None if program.exact else device.peak_bytes,
+        argument_bytes=device.argument_bytes,
+        output_bytes=device.output_bytes,
+        alias_bytes=device.alias_bytes,
+        temp_bytes=device.temp_bytes,
+        constant_bytes=device.constant_bytes,
+        host_bytes=totals[HOST].peak_bytes,
+        on_chip_bytes=totals[ON_CHIP].peak_bytes,
+        generated_code_bytes=code,
+        available_bytes=target.available_bytes,
+        fits=_fits(program, needed),
+        exact=program.exact,
+        flops=round(cost.flops),
+        recompute_flops=round(cost.recompute_flops),
+        bytes_accessed=round(cost.bytes_accessed),
+        estimated_step_s=cost.estimated_s,
+        cost=cost,
+        buffers=memory.buffers(),
+        timeline=timeline(
+            module,
+            memory.heaps,
+            memory.held,
+            memory.attributor.phase,
+            runs_of_computations(module, trips),
+        ),
+        notes=tuple(_notes(program, device, cost)),
+        xla_stats=program.stats,
+    )
+
+
+def _fits(program: Program, needed_bytes: int) -> bool:
+    """The compiler's own refusal counts; a probe has none (`oom` is not set)."""
+    if program.oom is not None:
+        return False
+    return needed_bytes <= program.target.available_bytes
+
+
+def _notes(program: Program, device: Totals, cost: Cost) -> list[str]:
+    notes: list[str] = []
+    if program.target.kind == "cpu":
+        notes.append("CPU figures rank policies differently than TPU and GPU ones.")
+    if program.codegen_error:
+        notes.append(f"Code generation failed: {program.codegen_error}")
+    if cost.n_unknown_loops:
+        notes.append(f"{cost.n_unknown_loops} loops of unknown length counted once.")
+    if cost.n_uncounted:
+        notes.append(f"{cost.n_uncounted:.0f} runs of kernels of unknown FLOPs.")
+    stated = program.stats.temp_bytes if program.stats else device.temp_bytes
+    if stated != device.temp_bytes:
+        notes.append(
+            f"XLA states {stated} bytes of temporaries, fragmentation counted twice; "
+            f"{device.temp_bytes} are assigned."
+        )
+    return notes
+
+
+def _totals_only(program: Program) -> MemoryReport:
+    stats, target = program.stats, program.target
+    if stats is None:
+        raise HloError("a program with neither a dump nor XLA's totals has no report")
+    peak = stats.argument_bytes + stats.output_bytes - stats.alias_bytes
+    peak += stats.temp_bytes
+    return MemoryReport(
+        target=target.name,
+        module="",
+        peak_bytes=peak,
+        live_peak_bytes=peak,
+        floor_bytes=None,
+        argument_bytes=stats.argument_bytes,
+        output_bytes=stats.output_bytes,
+        alias_bytes=stats.alias_bytes,
+        temp_bytes=stats.temp_bytes,
+        constant_bytes=0,
+        host_bytes=stats.host_temp_bytes,
+        on_chip_bytes=0,
+        generated_code_bytes=stats.generated_code_bytes,
+        available_bytes=target.available_bytes,
+        fits=_fits(program, peak + stats.generated_code_bytes),
+        exact=program.exact,
+        flops=0,
+        recompute_flops=0,
+        bytes_accessed=0,
+        estimated_step_s=math.nan,
+        cost=None,
+        buffers=(),
+        timeline=(),
+        notes=("Totals only: the compiled program holds no buffer assignment.",),
+        xla_stats=stats,
+    )
+
+
+def _json_ready(value: Any) -> Any:
+    """Without nan and infinity, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _json_ready(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_ready(item) for item in value]
+    return value
