@@ -118,6 +118,7 @@ from remat.policies._megatron import megatron_moe_act as megatron_moe_act
 from remat.policies._megatron import megatron_selective as megatron_selective
 from remat.policies._megatron import megatron_shared_experts as megatron_shared_experts
 from remat.policies._megatron import megatron_uniform as megatron_uniform
+from remat.policies._parse import parse as parse
 from remat.policies._policy import Policy as Policy
 from remat.policies._policy_map import PolicyMap as PolicyMap
 from remat.policies._praxis import save_context as save_context

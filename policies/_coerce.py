@@ -5,9 +5,9 @@ from typing import Any
 
 from remat.policies._errors import PolicyError
 from remat.policies._jax_callables import from_jax
+from remat.policies._parse import parse
 from remat.policies._policy import Policy
 from remat.policies._policy_map import policy_map
-from remat.policies._registry import get
 from remat.policies._selector import Selector
 
 
@@ -15,9 +15,9 @@ def as_policy(policy: Any) -> Policy:
     """The policy that was meant.
 
     Args:
-        policy: A `Policy`, a registered name, a callable that
-            `jax.checkpoint(policy=)` takes, or a mapping from patterns of region
-            paths to any of these.
+        policy: A `Policy`, a registered name or the code of a policy, a callable
+            that `jax.checkpoint(policy=)` takes, or a mapping from patterns of
+            region paths to any of these.
 
     Returns:
         The policy; of a mapping a `PolicyMap`.
@@ -33,7 +33,7 @@ def as_policy(policy: Any) -> Policy:
     if isinstance(policy, Policy):
         return policy
     if isinstance(policy, str):
-        return get(policy)
+        return parse(policy)
     if isinstance(policy, Mapping):
         return policy_map(policy)
     if not callable(policy) or isinstance(policy, Selector):
