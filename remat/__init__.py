@@ -6,6 +6,11 @@ from typing import Any
 from remat import policies as policies
 from remat._analyze import analyze as analyze
 from remat._buffer import Buffer as Buffer
+from remat._compare import compare as compare
+from remat._comparison import Comparison as Comparison
+from remat._comparison import Row as Row
+from remat._fit import Fit as Fit
+from remat._fit import fit as fit
 from remat._hlo import HloError as HloError
 from remat._regions import MissingNamesWarning as MissingNamesWarning
 from remat._regions import NoNamesFound as NoNamesFound

@@ -11,7 +11,8 @@ compile says what a run will use.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -248,7 +249,7 @@ class _Session:
             flops=one.flops,
             recompute_flops=one.flops - self.base_flops,
             forward_flops=self.forward_flops,
-            estimated_step_s=report.estimated_step_s,
+            estimated_step_s=_known(report.estimated_step_s),
             exact=not probe,
             note="; ".join(notes),
             missing_names=one.missing_names,
@@ -262,14 +263,24 @@ class _Session:
         wanted = [
             label for label, row in rows.items() if row and row.peak_bytes >= threshold
         ]
+        wanted += [label for label in self._hopeful(rows) if label not in wanted]
         while wanted:
             for label in wanted:
                 self._submit(label, probe=False)
             for label in wanted:
                 floor = rows[label].floor_bytes
                 rows[label] = self._row(label, False, floor)
-            best = _likely_best(row for row in rows.values() if row)
-            wanted = [best.policy] if best else []
+            wanted = self._hopeful(rows)
+
+    def _hopeful(self, rows: Mapping[str, Row | None]) -> list[str]:
+        """The row that would be recommended if every floor held, unless exact."""
+        hopeful = [
+            row if row.exact else dataclasses.replace(row, fits=row.fits is not False)
+            for row in rows.values()
+            if row is not None
+        ]
+        best = best_row(hopeful)
+        return [best.policy] if best is not None and not best.exact else []
 
 
 _SHARED = (
@@ -285,12 +296,5 @@ _SHARED = (
 )
 
 
-def _likely_best(rows: Iterable[Row]) -> Row | None:
-    """The row that would be recommended if every floor held; None if it is exact."""
-    hopeful = [
-        row if row.exact else dataclasses.replace(row, fits=row.fits is not False)
-        for row in rows
-    ]
-    best = best_row(hopeful)
-    return None if best is None or best.exact else best
-
+def _known(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else seconds

@@ -53,8 +53,9 @@ class Row:
     """FLOPs of the forward pass."""
     bytes_accessed: int
     """Device memory traffic of the step, trip counts included."""
-    estimated_step_s: float
-    """Roofline estimate of the step's time on the target."""
+    estimated_step_s: float | None
+    """Roofline estimate of the step's time on the target; None where the target's
+    figures are unknown (CPU)."""
     exact: bool
     """True: from a full compile under the device's real limit. False: a floor."""
     note: str = ""
@@ -167,16 +168,19 @@ class Comparison:
 
 
 def best_row(rows: Iterable[Row]) -> Row | None:
-    """The fastest row that fits by the estimate; on a tie, the smaller one.
+    """The row to recommend: of those that fit, the fastest by the estimate.
 
-    Estimates within half a percent count as a tie.
+    A roofline does not tell rows apart that are within 3 %: of those, the one that
+    recomputes least, then the one that takes least memory.
     """
     fitting = [row for row in rows if row.fits]
     if not fitting:
         return None
-    fastest = min(row.estimated_step_s for row in fitting)
-    tied = [row for row in fitting if row.estimated_step_s <= 1.005 * fastest]
-    return min(tied, key=lambda row: (row.peak_bytes, row.estimated_step_s))
+    times = [row.estimated_step_s for row in fitting if row.estimated_step_s]
+    if len(times) == len(fitting):
+        limit = 1.03 * min(times)
+        fitting = [row for row in fitting if (row.estimated_step_s or 0) <= limit]
+    return min(fitting, key=lambda row: (row.recompute_flops, row.peak_bytes))
 
 
 def advise(rows: Iterable[Row], target: Target, budget_bytes: int) -> str:
@@ -184,7 +188,7 @@ def advise(rows: Iterable[Row], target: Target, budget_bytes: int) -> str:
     rows = list(rows)
     if not rows:
         return "No policy could be compiled."
-    of = f"{format_bytes(budget_bytes)} of {target.name}"
+    of = f"the {format_bytes(budget_bytes)} of {target.name}"
     best = best_row(rows)
     if best is None:
         least = min(rows, key=lambda row: row.peak_bytes)
@@ -193,22 +197,18 @@ def advise(rows: Iterable[Row], target: Target, budget_bytes: int) -> str:
             f"{format_bytes(least.peak_bytes)} where {of} can be used; use a smaller "
             "batch or sequence, shard the step, or offload more."
         )
-    uses = f"it takes {format_bytes(best.peak_bytes)} of the {of}"
+    uses = f"it takes {format_bytes(best.peak_bytes)} of {of}"
     if best.policy == "none":
-        return f"Use no remat: {uses}, and nothing is faster."
-    extra = recompute_share(best)
-    cost = "without recomputing a matmul" if extra < 0.005 else (
-        f"and recomputes {100 * extra:.0f} % of the forward pass"
-    )
+        return f"Use no remat: {uses}, and no policy that fits is faster."
+    share = 100 * recompute_share(best)
+    cost = "recomputes next to nothing"
+    if share >= 0.5:
+        cost = f"recomputes {share:.0f} % of the forward pass"
     none = next((row for row in rows if row.policy == "none"), None)
-    if none is None:
-        return f"Use {best.policy}: {uses} {cost}."
-    if none.fits is False:
-        why = f"no remat needs {format_bytes(none.peak_bytes)}"
-    else:
-        saved = format_bytes(none.peak_bytes - best.peak_bytes)
-        why = f"{saved} less than no remat, at no more time by the estimate"
-    return f"Use {best.policy}: {uses} {cost}; {why}."
+    why = "and is the fastest that fits, by the estimate"
+    if none is not None and none.fits is False:
+        why = f"while no remat needs {format_bytes(none.peak_bytes)}"
+    return f"Use {best.policy}: {uses}, {cost}, {why}."
 
 
 def recompute_share(row: Row) -> float:

@@ -115,7 +115,7 @@ def compare(
                 on_progress=say,
                 **settings,
             )
-        _print(comparison_table(result))
+        _print(lambda width: comparison_table(result, width))
         for path, write in ((json, result.to_json), (html, result.to_html)):
             if path is not None:
                 write(path)
@@ -269,7 +269,7 @@ def _print(what: Any) -> None:
     if not console.is_terminal:
         # A pipe or a file has no width; a table cut to 80 columns helps nobody.
         console = Console(width=140)
-    console.print(what)
+    console.print(what(console.width) if callable(what) else what)
 
 
 def _load(model: str, batch: int | None, seq: int | None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -25,21 +26,30 @@ COLUMNS = (
 )
 
 
-def comparison_table(comparison: Comparison) -> RenderableType:
+DROPPED_WHEN_NARROW = (("moved", 124), ("temporaries", 112), ("host", 98))
+"""Columns left out on a terminal of fewer characters, in this order."""
+
+
+def comparison_table(comparison: Comparison, width: int = 140) -> RenderableType:
     """The comparison for a rich console: title, rows, advice and what has no row."""
-    table = Table(title=_title(comparison), title_justify="left", header_style="bold")
-    for i, column in enumerate(COLUMNS):
-        # Only the policy may wrap: a figure cut in two cannot be read.
-        table.add_column(column, justify="left" if i < 2 else "right", no_wrap=i > 0)
+    dropped = {column for column, least in DROPPED_WHEN_NARROW if width < least}
+    shown = [i for i, column in enumerate(COLUMNS) if column not in dropped]
+    table = Table(
+        title=_title(comparison), title_justify="left", box=box.SIMPLE, padding=(0, 1)
+    )
+    for i in shown:
+        table.add_column(
+            COLUMNS[i], justify="left" if i < 2 else "right", no_wrap=True
+        )
     none = _baseline(comparison)
     for row in comparison.rows:
+        texts = cells(row, none, comparison.best)
         style = "bold green" if row.policy == comparison.best else None
-        table.add_row(*cells(row, none, comparison.best), style=style)
-    notes = [f"{row.policy}: {row.note}" for row in comparison.rows if row.note]
-    notes += [f"skipped {s.policy}: {s.reason}" for s in comparison.skipped]
-    notes += [f"failed {f.policy}: {f.reason}" for f in comparison.failed]
+        table.add_row(*(texts[i] for i in shown), style=style)
     return Group(
-        table, Text(comparison.advice, style="bold"), Text("\n".join(notes + _legend(comparison)), style="dim")
+        table,
+        Text(comparison.advice, style="bold"),
+        Text("\n".join(_notes(comparison)), style="dim"),
     )
 
 
@@ -60,12 +70,12 @@ def cells(row: Row, none: Row | None, best: str | None) -> tuple[str, ...]:
     )
 
 
-def comparison_text(comparison: Comparison, width: int = 120) -> str:
+def comparison_text(comparison: Comparison, width: int = 140) -> str:
     """The table as plain text."""
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
-        console.print(comparison_table(comparison))
-    return capture.get()
+        console.print(comparison_table(comparison, width))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def comparison_html(comparison: Comparison) -> str:
@@ -80,7 +90,7 @@ def comparison_html(comparison: Comparison) -> str:
             for cell in cells(row, none, comparison.best)
         )
         lines.append(f'<tr{weight} title="{html.escape(row.note)}">{inside}</tr>')
-    notes = "<br>".join(html.escape(line) for line in _legend(comparison))
+    notes = "<br>".join(html.escape(line) for line in _notes(comparison))
     return (
         f"<table><caption>{html.escape(_title(comparison))}</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
@@ -98,7 +108,7 @@ def comparison_figure(comparison: Comparison) -> Any:
         if rows:
             figure.add_scatter(
                 x=[row.peak_bytes / 2**30 for row in rows],
-                y=[row.estimated_step_s * 1e3 for row in rows],
+                y=[1e3 * (row.estimated_step_s or 0.0) for row in rows],
                 text=[row.policy for row in rows],
                 mode="markers+text",
                 textposition="top center",
@@ -139,28 +149,34 @@ def _difference(row: Row, none: Row) -> str:
 
 
 def _time(row: Row, none: Row | None) -> str:
+    if row.estimated_step_s is None:
+        return "–"
     time = format_seconds(row.estimated_step_s)
     if none is None or not none.estimated_step_s:
         return time
     return f"{time} ({row.estimated_step_s / none.estimated_step_s:.2f}×)"
 
 
-def _legend(comparison: Comparison) -> list[str]:
-    lines = []
-    if not all(row.exact for row in comparison.rows):
-        lines.append(
-            "≥ is a floor, what the compiler can squeeze the step to; a run uses more. "
-            "--exact compiles those rows in full."
-        )
-    missing = {name: row for row in comparison.rows for name in row.missing_names}
+def _notes(comparison: Comparison) -> list[str]:
+    lines = [f"{row.policy}: {row.note}" for row in comparison.rows if row.note]
+    if comparison.skipped:
+        names = ", ".join(failure.policy for failure in comparison.skipped)
+        lines.append(f"skipped, the model emits none of their names: {names}")
+    lines += [f"failed {f.policy}: {f.reason}" for f in comparison.failed]
+    missing = {name for row in comparison.rows for name in row.missing_names}
     if missing:
         lines.append(
-            f"Names that some policies list and this model does not emit: "
-            f"{', '.join(sorted(missing))}."
+            "names that some policies list and this model does not emit: "
+            f"{', '.join(sorted(missing))}"
+        )
+    if not all(row.exact for row in comparison.rows):
+        lines.append(
+            "≥ is a floor: what the compiler can squeeze the step to. A run uses more; "
+            "--exact compiles those rows in full."
         )
     if comparison.target.kind == "cpu":
         lines.append(
-            "Compiled for the CPU, whose compiler can rank policies unlike a TPU's or "
-            "GPU's; choose a --target to decide for an accelerator."
+            "compiled for the CPU, whose compiler can rank policies unlike a TPU's or "
+            "GPU's; choose a --target to decide for an accelerator"
         )
     return lines

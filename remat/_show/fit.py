@@ -44,6 +44,10 @@ def _cells(found: FitRow) -> tuple[str, ...]:
         format_bytes(row.peak_bytes),
         format_bytes(row.host_bytes) if row.host_bytes else "–",
         f"{100 * recompute_share(row):.1f} % fwd",
-        format_seconds(row.estimated_step_s),
-        format_seconds(row.estimated_step_s / max(found.largest, 1)),
+        _time(row.estimated_step_s),
+        _time(row.estimated_step_s, max(found.largest, 1)),
     )
+
+
+def _time(seconds: float | None, n: int = 1) -> str:
+    return "–" if seconds is None else format_seconds(seconds / n)
