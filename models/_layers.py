@@ -12,6 +12,9 @@ from typing import Any
 
 from flax import linen as nn
 
+from remat import policies
+from remat.policies import as_policy
+
 Layer = nn.Module | Sequence[nn.Module]
 Call = Callable[[Any, Any], Any]
 
@@ -68,12 +71,15 @@ def apply_layers(
     return x
 
 
-def as_region(call: Call, policy: Any, *, prevent_cse: bool) -> Call:
-    """Wraps a call of a layer in `nn.remat`; under "none" it stays as it is."""
-    if policy == "none":
+def as_region(
+    call: Callable[..., Any],
+    policy: Any,
+    *,
+    prevent_cse: bool,
+    remat: Callable[..., Any] = nn.remat,
+) -> Callable[..., Any]:
+    """Wraps a call of a layer in `remat`; under "none" it stays as it is."""
+    policy = as_policy(policy)
+    if policy == policies.none:
         return call
-    if policy == "nothing":
-        return nn.remat(call, policy=None, prevent_cse=prevent_cse)
-    from remat.policies import as_policy
-
-    return nn.remat(call, policy=as_policy(policy), prevent_cse=prevent_cse)
+    return remat(call, policy=policy, prevent_cse=prevent_cse)

@@ -3,22 +3,14 @@
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
-from remat.models import gpt2, llama, mixtral, vit
-
-Batch = Mapping[str, Any]
-Params = Mapping[str, Any]
-Init = Callable[[jax.Array], Params]
-
-
-class PresetError(ValueError):
-    """A preset, a size or an option that does not exist or cannot be."""
+from remat.models._families import FAMILIES, Batch, Family, Init, Loss
+from remat.models._families import PresetError as PresetError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,9 +21,9 @@ class Built:
     """The preset."""
     config: Any
     """The model's frozen configuration, overrides applied."""
-    model: nn.Module
-    """The Flax Linen module."""
-    loss: Callable[[Params, Batch], jax.Array]
+    model: Any
+    """The Linen module; of an NNX model its graph definition."""
+    loss: Loss
     """`loss(params, batch)`: mean cross-entropy in nats, an fp32 scalar."""
     args: tuple[Any, Batch]
     """`(params, batch)` as `jax.ShapeDtypeStruct`s."""
@@ -39,103 +31,6 @@ class Built:
     """`init(key)`: real parameters."""
     describe: dict[str, Any]
     """What was built: preset, family, n_params, batch, seq and the configuration."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
-    """How presets of one kind of model are built and fed."""
-
-    name: str
-    """As `describe` says it."""
-    configs: Mapping[str, Any]
-    """Preset name to configuration."""
-    make_model: Callable[[Any], nn.Module]
-    """Module of a configuration."""
-    sizes: Mapping[str, tuple[int, int | None]]
-    """Preset name to default (batch, seq); seq is None for images."""
-    batch: Callable[[Any, int, int | None], tuple[Any, Batch]]
-    """(config, batch, seq) to the configuration that takes them, and their shapes."""
-    inputs: tuple[str, str]
-    """Keys of a batch: what the model sees, and what it should answer."""
-
-
-def _words(config: Any, batch: int, seq: int | None) -> tuple[Any, Batch]:
-    assert seq is not None
-    tokens = jax.ShapeDtypeStruct((batch, seq), jnp.int32)
-    return config, {"tokens": tokens, "targets": tokens}
-
-
-def _words_in_table(config: Any, batch: int, seq: int | None) -> tuple[Any, Batch]:
-    assert seq is not None
-    # GPT-2 has a row of parameters per position: longer sequences need more rows.
-    rows = max(config.n_positions, seq)
-    return _words(dataclasses.replace(config, n_positions=rows), batch, seq)
-
-
-def _images(config: Any, batch: int, seq: int | None) -> tuple[Any, Batch]:
-    if seq is not None:
-        raise PresetError(
-            f"images have no seq, given {seq}; give image_size= in pixels, "
-            f"a multiple of {config.patch_size}"
-        )
-    shape = (batch, config.image_size, config.image_size, config.n_channels)
-    images = jax.ShapeDtypeStruct(shape, jnp.float32)
-    labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
-    return config, {"images": images, "labels": labels}
-
-
-FAMILIES = (
-    Family(
-        name="gpt2",
-        configs=gpt2.PRESETS,
-        make_model=gpt2.GPT2,
-        sizes={
-            "gpt2": (8, 1024),
-            "gpt2-medium": (8, 1024),
-            "gpt2-large": (8, 1024),
-            "gpt2-xl": (8, 1024),
-            "gpt2-tiny": (2, 128),
-        },
-        batch=_words_in_table,
-        inputs=("tokens", "targets"),
-    ),
-    Family(
-        name="llama",
-        configs=llama.PRESETS,
-        make_model=llama.Llama,
-        sizes={
-            "llama-3.2-1b": (4, 4096),
-            "llama-3.2-3b": (2, 4096),
-            "llama-3.1-8b": (1, 4096),
-            "llama-3.1-70b": (1, 4096),
-            "llama-tiny": (2, 128),
-        },
-        batch=_words,
-        inputs=("tokens", "targets"),
-    ),
-    Family(
-        name="mixtral",
-        configs=mixtral.PRESETS,
-        make_model=mixtral.Mixtral,
-        sizes={"mixtral-8x7b": (1, 4096), "mixtral-tiny": (2, 128)},
-        batch=_words,
-        inputs=("tokens", "targets"),
-    ),
-    Family(
-        name="vit",
-        configs=vit.PRESETS,
-        make_model=vit.ViT,
-        sizes={
-            "vit-b16": (64, None),
-            "vit-l16": (64, None),
-            "vit-b16-1024": (8, None),
-            "vit-l16-1024": (8, None),
-            "vit-tiny": (2, None),
-        },
-        batch=_images,
-        inputs=("images", "labels"),
-    ),
-)
 
 
 def presets() -> tuple[str, ...]:
@@ -191,14 +86,13 @@ def build(
     config, shapes = family.batch(config, batch, seq)
     if config.dropout > 0:
         shapes = {**shapes, "dropout_key": _key_shape()}
-    model = family.make_model(config)
-    init = make_init(model, shapes[family.inputs[0]])
+    model, init, loss = family.make(config)
     params = jax.eval_shape(init, _key_shape())
     return Built(
         name=name,
         config=config,
         model=model,
-        loss=make_loss(model, family.inputs),
+        loss=loss,
         args=(params, shapes),
         init=init,
         describe={
@@ -210,41 +104,6 @@ def build(
             **_plain(config),
         },
     )
-
-
-def make_loss(
-    model: nn.Module, inputs: tuple[str, str] = ("tokens", "targets")
-) -> Callable[[Params, Batch], jax.Array]:
-    """Returns `loss(params, batch)` of a model.
-
-    `batch` holds the two inputs and, where there is to be dropout, a `dropout_key`.
-    """
-    given, wanted = inputs
-
-    def loss(params: Params, batch: Batch) -> jax.Array:
-        key = batch.get("dropout_key")
-        value = model.apply(
-            {"params": params},
-            batch[given],
-            batch[wanted],
-            deterministic=key is None,
-            rngs={} if key is None else {"dropout": key},
-            method="loss",
-        )
-        return cast(jax.Array, value)
-
-    return loss
-
-
-def make_init(model: nn.Module, shape: jax.ShapeDtypeStruct) -> Init:
-    """Returns `init(key)`, a model's parameters from one example of this shape."""
-    # Parameters do not depend on the batch or the length of a sequence.
-    least = (1, *shape.shape[1:]) if len(shape.shape) > 2 else (1, 1)
-
-    def init(key: jax.Array) -> Params:
-        return model.init(key, jnp.zeros(least, shape.dtype))["params"]
-
-    return init
 
 
 def n_params(params: Any) -> int:
