@@ -1,12 +1,16 @@
 """Which policy each region gets, from what a user passed as `policy`."""
 
+import collections
 import dataclasses
 import difflib
 import fnmatch
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from remat._emitted import emitted_names
+from remat._region import Region
 from remat.policies import Policy, PolicyError, as_policy
 
 
@@ -24,17 +28,6 @@ class MissingNamesWarning(UserWarning):
     def __init__(self, message: str, missing: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.missing = missing
-
-
-class RegionLike(Protocol):
-    """What an assignment reads of a region."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def reachable(self) -> bool: ...
-    @property
-    def emitted_names(self) -> tuple[str, ...]: ...
 
 
 HOW_TO_MAKE_A_REGION = (
@@ -66,19 +59,13 @@ class Assignment:
         rules = tuple((pattern, as_policy(value)) for pattern, value in policy.items())
         return Assignment(rules, by_pattern=True)
 
-    def policy_of(self, region: RegionLike) -> Policy | None:
-        """The policy that a region gets; None leaves it as it is."""
-        for pattern, policy in self.rules:
-            if fnmatch.fnmatchcase(region.path, pattern):
-                return policy
-        return None
-
-    def check(self, regions: Sequence[RegionLike]) -> None:
-        """Refuse what would change nothing.
+    def policies_of(self, regions: Sequence[Region]) -> list[Policy | None]:
+        """The policy that each region gets; None leaves it as it is.
 
         Raises:
             RegionError: there is no region, none can be changed, or a pattern
                 matches none.
+            NoNamesFound: a policy names only checkpoint names that are not emitted.
         """
         check_some_reachable(regions)
         reachable = [region for region in regions if region.reachable]
@@ -86,8 +73,18 @@ class Assignment:
             for pattern, _ in self.rules:
                 _check_pattern(pattern, reachable)
         for policy in dict.fromkeys(policy for _, policy in self.rules):
-            chosen = [r for r in reachable if self.policy_of(r) == policy]
-            _check_names(policy, chosen)
+            _check_names(policy, [r for r in reachable if self._rule(r) == policy])
+        layers = _layers(reachable)
+        return [
+            _for_layer(self._rule(region), region, layers.get(region.index))
+            for region in regions
+        ]
+
+    def _rule(self, region: Region) -> Policy | None:
+        for pattern, policy in self.rules:
+            if fnmatch.fnmatchcase(region.path, pattern):
+                return policy
+        return None
 
 
 def removes(policy: Policy) -> bool:
@@ -95,7 +92,7 @@ def removes(policy: Policy) -> bool:
     return policy.name == "none"
 
 
-def check_some_reachable(regions: Sequence[RegionLike]) -> None:
+def check_some_reachable(regions: Sequence[Region]) -> None:
     """Refuse a function without a region that a rewrite can change."""
     if not regions:
         raise RegionError(f"The function has no region. {HOW_TO_MAKE_A_REGION}")
@@ -108,7 +105,54 @@ def check_some_reachable(regions: Sequence[RegionLike]) -> None:
         )
 
 
-def _check_pattern(pattern: str, regions: Sequence[RegionLike]) -> None:
+# --- layers
+
+
+def _layers(regions: Sequence[Region]) -> dict[int, tuple[int, int]]:
+    """Region index → (which layer of a stack it is, how many layers the stack has).
+
+    A stack is the regions whose paths differ in numbers at most. A region that is
+    alone in that is a layer only where no region has company.
+    """
+    stacks: dict[str, list[Region]] = collections.defaultdict(list)
+    for region in regions:
+        if region.depth == 0 and region.times == 1:
+            stacks[re.sub(r"\d+", "#", region.path)].append(region)
+    alone = not any(len(stack) > 1 for stack in stacks.values())
+    return {
+        region.index: (layer, len(stack))
+        for stack in stacks.values()
+        if len(stack) > 1 or alone
+        for layer, region in enumerate(stack)
+    }
+
+
+def _for_layer(
+    policy: Policy | None, region: Region, layer: tuple[int, int] | None
+) -> Policy | None:
+    if policy is None or "layer" not in policy.needs or not region.reachable:
+        return policy
+    if region.depth > 0:
+        return None  # the outermost region's policy counts
+    if layer is not None:
+        return policy.for_layer(*layer)
+    if region.times > 1:
+        raise RegionError(
+            f"{policy!r} chooses by layer, but the region {region.path!r} is one "
+            f"program that a scan runs {region.times} times: all its layers get the "
+            "same policy. Run the layers in a Python loop, or give a policy that does "
+            "not depend on the layer."
+        )
+    raise RegionError(
+        f"{policy!r} chooses by layer, but the region {region.path!r} belongs to no "
+        f"stack of layers; give it a policy of its own: {{{region.path!r}: policy}}."
+    )
+
+
+# --- what would change nothing
+
+
+def _check_pattern(pattern: str, regions: Sequence[Region]) -> None:
     paths = list(dict.fromkeys(region.path for region in regions))
     if any(fnmatch.fnmatchcase(path, pattern) for path in paths):
         return
@@ -118,13 +162,13 @@ def _check_pattern(pattern: str, regions: Sequence[RegionLike]) -> None:
     )
 
 
-def _check_names(policy: Policy, regions: Sequence[RegionLike]) -> None:
+def _check_names(policy: Policy, regions: Sequence[Region]) -> None:
     """Refuse checkpoint names that nothing emits; warn where only some are."""
     wanted = policy.checkpoint_names
     if not wanted or not regions:
         return
-    emitted = list(dict.fromkeys(n for region in regions for n in region.emitted_names))
-    missing = sorted(set(wanted) - set(emitted))
+    emitted = emitted_names((region.jaxpr for region in regions), wanted=wanted)
+    missing = tuple(sorted(set(wanted) - set(emitted)))
     if not missing:
         return
     what = (
@@ -139,7 +183,7 @@ def _check_names(policy: Policy, regions: Sequence[RegionLike]) -> None:
             f"save nothing by name. {what}"
         )
     message = f"{policy!r} names {_listed(missing)}, which no region emits. {what}"
-    warnings.warn(MissingNamesWarning(message, tuple(missing)), stacklevel=2)
+    warnings.warn(MissingNamesWarning(message, missing), stacklevel=2)
 
 
 def _listed(names: Iterable[str], most: int = 20) -> str:

@@ -9,6 +9,7 @@ Everything here was checked on jax 0.10.2 and 0.12.0.1. Two differences shape it
 """
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -145,6 +146,12 @@ def function_name(jaxpr: AnyJaxpr) -> str | None:
     return getattr(info, "func_name", None)
 
 
+def function_source(jaxpr: AnyJaxpr) -> str | None:
+    """The Python function that was traced to `jaxpr`, as `"name at file.py:12"`."""
+    info = getattr(jaxpr, "debug_info", None)
+    return getattr(info, "func_src_info", None)
+
+
 def remat3_off() -> contextlib.AbstractContextManager[Any]:
     """A context in which `jax.checkpoint` traces to the ordinary equation."""
     return _config.remat3(False)
@@ -241,6 +248,29 @@ class CustomRule:
         self.debug_info = debug_info
 
 
+def is_custom_jvp(eqn: jec.JaxprEqn) -> bool:
+    """Whether an equation calls a `jax.custom_jvp` function."""
+    return eqn.primitive is custom_jvp_call_p
+
+
+def with_mapped_rule(
+    params: Mapping[str, Any], fn: Callable[[jec.Jaxpr], jec.Jaxpr]
+) -> dict[str, Any]:
+    """A `custom_jvp_call`'s parameters with `fn` applied to its rule's jaxpr.
+
+    JAX traces the rule when it differentiates, and `fn` is called then.
+    """
+    rule = params["jvp_jaxpr_fun"]
+
+    @functools.cache
+    def mapped(*zeros: bool) -> tuple[jec.Jaxpr, Sequence[Any], list[bool]]:
+        with remat3_off():
+            jaxpr, consts, out_zeros = rule.call_wrapped(*zeros)
+        return fn(jaxpr), consts, out_zeros
+
+    return {**params, "jvp_jaxpr_fun": CustomRule(mapped, rule.debug_info)}
+
+
 def custom_jvp_equation(
     eqn: jec.JaxprEqn,
     body: ClosedJaxpr,
@@ -275,9 +305,12 @@ def single_equation(eqn: jec.JaxprEqn, operands: Sequence[jec.Var]) -> Any:
     invars = [jec.Var(var.aval) for var in operands]
     inside: dict[Any, Any] = dict(zip(operands, invars, strict=True))
     results = [jec.Var(var.aval) for var in eqn.outvars]
+    info = eqn.source_info
     body = eqn.replace(
         invars=[v if is_literal(v) else inside[v] for v in eqn.invars],
         outvars=results,
+        # The equation that holds the program is in these scopes already.
+        source_info=info.replace(name_stack=type(info.name_stack)()),
     )
     return new_closed_jaxpr(invars, results, [body])
 

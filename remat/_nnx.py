@@ -139,14 +139,15 @@ def _captured(fn: Any, is_node: Callable[[Any], bool]) -> Iterator[Any]:
             yield value
         elif isinstance(value, types.FunctionType):
             pending.extend(_reached(value))
+            pending.append(getattr(value, "__wrapped__", None))
         elif isinstance(value, types.MethodType):
             pending.extend((value.__self__, value.__func__))
         elif isinstance(value, functools.partial):
             pending.extend((value.func, *value.args, *value.keywords.values()))
         elif isinstance(value, list | tuple | dict):
             pending.extend(jax.tree.leaves(value, is_leaf=is_node))
-        elif callable(value) and hasattr(value, "__wrapped__"):
-            pending.append(value.__wrapped__)
+        elif callable(value):  # a jitted function, say
+            pending.append(getattr(value, "__wrapped__", None))
 
 
 def _reached(fn: types.FunctionType) -> Iterator[Any]:

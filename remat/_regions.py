@@ -4,82 +4,23 @@ A region is a piece of program under `jax.checkpoint`, however it got there (Fla
 `nn.remat` and `nnx.remat`, Equinox's `filter_checkpoint`, Haiku's `hk.remat`).
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.extend.core as jec
 
 from remat import _jax_compat as compat
-from remat._assign import Assignment as Assignment
+from remat._assign import Assignment, check_some_reachable, removes
 from remat._assign import MissingNamesWarning as MissingNamesWarning
 from remat._assign import NoNamesFound as NoNamesFound
 from remat._assign import RegionError as RegionError
-from remat._assign import removes
-from remat._fingerprint import fingerprint
+from remat._custom_rules import hidden_sites
 from remat._nnx import recorded
-from remat._rewrite import Edit, Site, rewrite_equations, survey_jaxpr
+from remat._region import Region as Region
+from remat._region import is_region as is_region
+from remat._rewrite import Result, rewrite_equations
+from remat._sites import survey_jaxpr
 from remat.policies import Policy
-
-
-class Region(Site):
-    """A piece of program under `jax.checkpoint`, at one place in a function.
-
-    A region that several calls reach is listed once for each; one inside a scan is
-    listed once and its `times` says how often it runs.
-    """
-
-    __slots__ = ()
-
-    @property
-    def jaxpr(self) -> jec.Jaxpr:
-        """The program of the region."""
-        return compat.open_jaxpr(self.eqn.params["jaxpr"])
-
-    @property
-    def policy(self) -> Callable[..., Any] | None:
-        """The policy it has now; None recomputes everything."""
-        return self.eqn.params["policy"]
-
-    @property
-    def prevent_cse(self) -> bool:
-        """Whether any of its inputs is kept from common-subexpression elimination."""
-        prevent = self.eqn.params["prevent_cse"]
-        return prevent if isinstance(prevent, bool) else any(prevent)
-
-    @property
-    def n_equations(self) -> int:
-        """Equations in it, those of nested programs included."""
-        return _n_equations(self.jaxpr)
-
-    @property
-    def emitted_names(self) -> tuple[str, ...]:
-        """The `checkpoint_name`s emitted in it, in order of first appearance."""
-        return tuple(dict.fromkeys(_names(self.jaxpr)))
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for regions of equal program, in every version of JAX."""
-        return fingerprint(self.jaxpr)
-
-
-def _n_equations(jaxpr: jec.Jaxpr) -> int:
-    inside = (sub for eqn in jaxpr.eqns for sub in compat.subjaxprs(eqn.params))
-    return len(jaxpr.eqns) + sum(_n_equations(compat.open_jaxpr(j)) for j in inside)
-
-
-def _names(jaxpr: jec.Jaxpr) -> list[str]:
-    names = []
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is compat.name_p:
-            names.append(eqn.params["name"])
-        for sub in compat.subjaxprs(eqn.params):
-            names.extend(_names(compat.open_jaxpr(sub)))
-    return names
-
-
-def is_region(eqn: jec.JaxprEqn) -> bool:
-    """Whether an equation is a region."""
-    return eqn.primitive.name in compat.REGION_PRIMITIVES
 
 
 def find_regions(
@@ -94,7 +35,8 @@ def find_regions(
         **kwargs: Its keyword arguments, likewise.
 
     Returns:
-        The regions in program order, an outer one before those inside it.
+        The regions in program order, an outer one before those inside it; then those
+        that only the rules of a `custom_vjp` reach, which a rewrite cannot change.
 
     Example:
         >>> import jax, jax.numpy as jnp, remat
@@ -106,35 +48,40 @@ def find_regions(
         [(6, 'scan')]
     """
     with recorded(fn, args, kwargs) as recording:
-        return survey_jaxpr(recording.closed, is_region, Region).sites
+        regions = survey_jaxpr(recording.closed, is_region, Region).sites
+        hidden = hidden_sites(
+            recording.closed, is_region, Region, first_index=len(regions)
+        )
+        return regions + hidden
 
 
 def rewrite_regions(
-    fn: Callable[..., Any],
-    edit: Edit,
-    *,
-    variant: Callable[[Region], Hashable] = lambda region: None,
-    check: Callable[[Sequence[Region]], None] = lambda regions: None,
+    fn: Callable[..., Any], edit: Callable[[Region, jec.JaxprEqn], Result]
 ) -> Callable[..., Any]:
-    """The function with every region edited; `with_policy` is one user of it.
+    """The function with every region edited.
 
     Args:
         fn: Any function that JAX can trace.
-        edit: Called as `edit(region, eqn)`, inner regions first. `eqn` is the
-            region's equation with the regions inside it already edited; `region`
-            describes it as traced. Returns the equation to put there (`eqn` itself
+        edit: Called as `edit(region, eqn)` for each region that can be changed, inner
+            ones first. `region` describes it as traced; in `eqn` the regions inside
+            it are edited already. Returns the equation to put there (`eqn` itself
             keeps it), or None to remove the region and put its body in its place.
-        variant: What, besides the program, the answer depends on (for example
-            `lambda region: region.path`). Regions reached through one jaxpr that is
-            called several times are edited once when their variants are equal.
-        check: Called with all regions of a call before any edit; raises to refuse.
+            A program that is called from several places is edited for each of them;
+            where the answers are equal, say so with `rewrite_equations`.
+
+    Raises:
+        RegionError: (when called) no region can be changed.
     """
+
+    def decide(regions: Sequence[Region], program: compat.AnyJaxpr) -> list[int]:
+        check_some_reachable(regions or _hidden(program))
+        return [region.index for region in regions]
+
     return rewrite_equations(
         fn,
         select=is_region,
-        edit=edit,
-        variant=variant,
-        check=check,
+        decide=decide,
+        edit=lambda region, eqn, _: edit(region, eqn),
         make_site=Region,
     )
 
@@ -176,18 +123,30 @@ def with_policy(
     """
     assignment = Assignment.of(policy)
 
-    def edit(region: Region, eqn: jec.JaxprEqn) -> jec.JaxprEqn | None:
-        chosen = assignment.policy_of(region)
-        if chosen is None:
-            return eqn
-        if removes(chosen):
-            return None
-        return _with_params(eqn, policy=chosen)
+    def decide(
+        regions: Sequence[Region], program: compat.AnyJaxpr
+    ) -> list[Policy | None]:
+        return assignment.policies_of(regions or _hidden(program))
 
-    return rewrite_regions(
-        fn, edit, variant=assignment.policy_of, check=assignment.check
+    return rewrite_equations(
+        fn, select=is_region, decide=decide, edit=_set_policy, make_site=Region
     )
 
 
-def _with_params(eqn: jec.JaxprEqn, **params: Any) -> jec.JaxprEqn:
-    return eqn.replace(params={**eqn.params, **params})
+def _set_policy(
+    region: Region, eqn: jec.JaxprEqn, policy: Policy | None
+) -> jec.JaxprEqn | None:
+    if policy is None:
+        return eqn
+    if removes(policy):
+        return None
+    if not policy.needs_binding:
+        return eqn.replace(params={**eqn.params, "policy": policy})
+    from remat._naming import bind
+
+    jaxpr, bound = bind(policy, eqn.params["jaxpr"], region_path=region.path)
+    return eqn.replace(params={**eqn.params, "jaxpr": jaxpr, "policy": bound})
+
+
+def _hidden(program: compat.AnyJaxpr) -> tuple[Region, ...]:
+    return hidden_sites(program, is_region, Region)
