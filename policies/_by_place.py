@@ -101,11 +101,14 @@ def _within(path: str, pattern: str) -> bool:
 
 
 def _ends_with(path: str, pattern: str) -> bool:
-    """Whether the path, or the path below some module, fits the pattern."""
-    parts = path.split("/")
-    pattern = pattern.removeprefix("*/")
-    tails = ("/".join(parts[start:]) for start in range(len(parts)))
-    return any(fnmatch.fnmatchcase(tail, pattern) for tail in tails)
+    """Whether the last modules of a path fit the pattern, one by one."""
+    patterns = pattern.removeprefix("*/").split("/")
+    modules = path.split("/")[-len(patterns) :]
+    return (
+        path != ""
+        and len(modules) == len(patterns)
+        and all(map(fnmatch.fnmatchcase, modules, patterns))
+    )
 
 
 def larger_than(n_bytes: int) -> Selector:
@@ -162,9 +165,9 @@ def _dtype_name(given: Any) -> str:
 def in_module(*patterns: str) -> Selector:
     """Values made in a module, or in one inside it, with no names in the model.
 
-    A pattern is a glob over the module path. It may start anywhere in the path at a
-    module's name, so `"attention"`, `"*/attention"` and `"h_0/attention"` all match
-    values made in `h_0/attention/query`.
+    A pattern is a glob over the modules of a path, each part for one module. It may
+    start at any of them, so `"attention"`, `"*/attention"` and `"h_*/attention"` all
+    match values made in `h_0/attention/query`.
 
     Args:
         *patterns: Patterns with `*`, `?` and `[…]`; any may match.
