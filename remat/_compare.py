@@ -261,7 +261,10 @@ class _Session:
         """Full compiles where a floor settles nothing, and for the best row."""
         threshold = (1 - FLOOR_MARGIN) * self.limit_bytes
         wanted = [
-            label for label, row in rows.items() if row and row.peak_bytes >= threshold
+            label
+            for label, row in rows.items()
+            # Savings are against `none`, so that one has to be right.
+            if row and (row.peak_bytes >= threshold or label == "none")
         ]
         wanted += [label for label in self._hopeful(rows) if label not in wanted]
         while wanted:

@@ -135,17 +135,16 @@ def _baseline(comparison: Comparison) -> Row | None:
 
 
 def _saved(row: Row, none: Row | None) -> str:
-    if none is None or row is none or not none.peak_bytes:
+    """Against `none`: peak against peak, or floor against floor."""
+    if none is None or row is none:
         return "–"
-    if row.exact != none.exact:
-        # A floor and a peak come from different limits and are not comparable.
-        return "?" if row.exact else "≤ " + _difference(row, none)
-    return _difference(row, none)
-
-
-def _difference(row: Row, none: Row) -> str:
-    saved = none.peak_bytes - row.peak_bytes
-    return f"{format_bytes(saved)} ({100 * saved / none.peak_bytes:.0f} %)"
+    if row.exact:
+        base, size = (none.peak_bytes if none.exact else None), row.peak_bytes
+    else:
+        base, size = none.floor_bytes, row.floor_bytes
+    if not base or size is None:
+        return "?"
+    return f"{format_bytes(base - size)} ({100 * (base - size) / base:.0f} %)"
 
 
 def _time(row: Row, none: Row | None) -> str:
