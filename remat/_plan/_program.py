@@ -1,0 +1,187 @@
+"""The integer program that chooses what a region keeps.
+
+Checkmate (Jain et al. 2020) chooses when to compute what by an integer program over
+whole training steps. Here the steps are fixed, as JAX runs them (forward; recompute;
+backward), which leaves one question a value and one an equation:
+
+    x_v = 1: save v    o_v = 1: offload v to the host    y_e = 1: run e again
+
+    for each required value r:                  x_r + o_r + y(def r) >= 1
+    for each equation e and operand p of it:    y_e <= x_p + o_p + y(def p)
+    sum bytes x <= device budget                sum bytes o <= host budget
+    minimize  sum price y  +  price of keeping * bytes (x + o)
+
+What a derivative rule makes runs once whether kept or not, so it costs only where both
+passes run it: `f_e` says that the forward pass does, and the price is of y_e + f_e - 1.
+For given x and o the least y and f are whole numbers by themselves, so only x and o
+are declared to be. HiGHS solves the rest (`scipy.optimize.milp`, gap 0).
+
+Choices whose prices differ by less than a millionth of all there is to compute count as
+equal; of these the one that keeps less is taken.
+"""
+
+from typing import Any
+
+import numpy as np
+import scipy.optimize
+import scipy.sparse
+
+from remat._plan._presolve import Problem
+from remat._plan._prices import Prices
+
+_SCALE = 1e3
+"""What all prices together are scaled to; HiGHS's tolerances (1e-6) are small then."""
+_TIE = 1e-3
+"""What all bytes together weigh beside that."""
+
+
+def solve_program(
+    problem: Problem,
+    prices: Prices,
+    *,
+    budget_bytes: int,
+    host_bytes: int,
+    time_limit_s: float,
+) -> tuple[list[int], list[int]]:
+    """Solve a presolved problem.
+
+    Returns:
+        The items to save and those to offload. When the time is up, the best found.
+    """
+    program = _Program(problem, prices, budget_bytes, host_bytes)
+    return program.solve(time_limit_s)
+
+
+class _Program:
+    """The integer program of a problem at one budget."""
+
+    def __init__(
+        self, problem: Problem, prices: Prices, budget_bytes: int, host_bytes: int
+    ):
+        self.problem = problem
+        self.budget_bytes = budget_bytes
+        self.host_bytes = host_bytes
+        items = problem.items
+        self.can_save = [
+            v for v, i in items.items() if i.can_keep and i.bytes <= budget_bytes
+        ]
+        self.can_offload = [
+            v for v, i in items.items() if i.can_keep and 0 < i.bytes <= host_bytes
+        ]
+        self.column: dict[tuple[str, int], int] = {}
+        for kind, numbers in (
+            ("x", self.can_save),
+            ("o", self.can_offload),
+            ("y", problem.nodes),
+            ("f", [n for n, node in problem.nodes.items() if not node.forward]),
+        ):
+            for number in numbers:
+                self.column[kind, number] = len(self.column)
+        self.rows: list[dict[int, float]] = []
+        self.at_least: list[float] = []
+        self._write_rows()
+        self.objective = self._objective(prices)
+
+    def solve(self, time_limit_s: float) -> tuple[list[int], list[int]]:
+        """The items to save and those to offload."""
+        if not self.column:
+            return [], []
+        n_whole = len(self.can_save) + len(self.can_offload)
+        n = len(self.column)
+        result = scipy.optimize.milp(
+            self.objective,
+            constraints=self._constraints(),
+            integrality=(np.arange(n) < n_whole).astype(int),
+            bounds=scipy.optimize.Bounds(0, 1),
+            options={"mip_rel_gap": 0.0, "time_limit": min(time_limit_s, 1e7)},
+        )
+        # To keep nothing is always a solution, so only a time limit leaves none.
+        chosen = np.zeros(n, bool) if result.x is None else result.x > 0.5
+        saved = [v for v in self.can_save if chosen[self.column["x", v]]]
+        offloaded = [v for v in self.can_offload if chosen[self.column["o", v]]]
+        assert sum(self.problem.items[v].bytes for v in saved) <= self.budget_bytes
+        return saved, [v for v in offloaded if v not in set(saved)]
+
+    def _write_rows(self) -> None:
+        for v, item in self.problem.items.items():
+            if item.required:
+                self._row(self._available(v), at_least=1.0)
+        for n, node in self.problem.nodes.items():
+            for v in node.operands:
+                self._row({**self._available(v), self.column["y", n]: -1.0})
+            if not node.forward:
+                self._write_forward_rows(n)
+
+    def _write_forward_rows(self, n: int) -> None:
+        runs = self.column["f", n]
+        node = self.problem.nodes[n]
+        for v in node.results:
+            kept = self._kept(v)
+            if kept:
+                self._row({runs: 1.0, **{column: -1.0 for column in kept}})
+        for v in node.operands:
+            maker = self.problem.items[v].producer
+            if ("f", maker) in self.column:
+                self._row({self.column["f", maker]: 1.0, runs: -1.0})
+
+    def _row(self, coefficients: dict[int, float], at_least: float = 0.0) -> None:
+        self.rows.append(coefficients)
+        self.at_least.append(at_least)
+
+    def _kept(self, v: int) -> list[int]:
+        keys = (("x", v), ("o", v))
+        return [self.column[key] for key in keys if key in self.column]
+
+    def _available(self, v: int) -> dict[int, float]:
+        made = self.column["y", self.problem.items[v].producer]
+        return {made: 1.0, **{column: 1.0 for column in self._kept(v)}}
+
+    def _objective(self, prices: Prices) -> np.ndarray:
+        objective = np.zeros(len(self.column))
+        all_bytes = sum(item.bytes for item in self.problem.items.values()) or 1
+        total = sum(node.price for node in self.problem.nodes.values())
+        scale = _SCALE / (total or 1.0)
+        for (kind, number), column in self.column.items():
+            if kind in "yf":
+                objective[column] = scale * self.problem.nodes[number].price
+            else:
+                size = self.problem.items[number].bytes
+                kept = scale * prices.kept_byte * size
+                objective[column] = kept + _TIE * size / all_bytes
+        return objective
+
+    def _constraints(self) -> list[scipy.optimize.LinearConstraint]:
+        limits = [
+            (self._sizes("x", self.can_save), self.budget_bytes),
+            (self._sizes("o", self.can_offload), self.host_bytes),
+        ]
+        constraints = []
+        if self.rows:
+            matrix = _sparse(self.rows, len(self.column))
+            lower: Any = np.array(self.at_least)
+            constraints.append(scipy.optimize.LinearConstraint(matrix, lower, np.inf))
+        for row, limit in limits:
+            # In thousandths of the limit: rows of bytes would dwarf the others.
+            if row and sum(row.values()) > limit > 0:
+                scaled = {column: 1e3 * size / limit for column, size in row.items()}
+                matrix = _sparse([scaled], len(self.column))
+                bound = 1e3 * (1 + 1e-12)
+                constraints.append(
+                    scipy.optimize.LinearConstraint(matrix, -np.inf, bound)
+                )
+        return constraints
+
+    def _sizes(self, kind: str, items: list[int]) -> dict[int, float]:
+        return {self.column[kind, v]: self.problem.items[v].bytes for v in items}
+
+
+def _sparse(rows: list[dict[int, float]], n_columns: int) -> scipy.sparse.csr_array:
+    lengths = [len(row) for row in rows]
+    return scipy.sparse.csr_array(
+        (
+            np.array([value for row in rows for value in row.values()]),
+            np.array([column for row in rows for column in row], dtype=np.int32),
+            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        ),
+        shape=(len(rows), n_columns),
+    )
