@@ -6,9 +6,11 @@ by a dynamic-update-slice in a loop's body to the value that is written into it.
 come from JAX's name stack, which survives compilation; checkpoint names do not.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
 
@@ -20,6 +22,7 @@ _MAX_VISITS = 400
 """Values looked at for one block; only blocks nobody named come near."""
 
 _HAND_ON = SAME_DATA | {
+    "dynamic-update-slice",
     "parameter",
     "while",
     "get-tuple-element",
@@ -31,6 +34,8 @@ _HAND_ON = SAME_DATA | {
     "async-done",
     "copy-start",
 }
+_PARTS_OF = ("dynamic-slice", "slice", "broadcast", "pad", "concatenate")
+_LOOP_VALUES = ("parameter", "while", "get-tuple-element", "conditional", "call")
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
@@ -44,12 +49,20 @@ class Origin:
     phase: str | None = None
     n_stacked: int = 1
     primitive: str | None = None
-    parameter_number: int | None = None
-    """Set where the block only holds (a cast or copy of) a program argument."""
+    instruction: str | None = None
+    """Name of the HLO instruction that writes the block."""
 
     @property
     def is_known(self) -> bool:
         return bool(self.label or self.module_path or self.source or self.primitive)
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """An instruction on the way back from a value, and what its name says."""
+
+    instruction: Instruction
+    name: OpName
 
 
 class Attributor:
@@ -70,12 +83,12 @@ class Attributor:
         """
         writers = _writers(list(definitions))
         phase = next((p for p in map(self.phase_of_value, writers) if p), None)
-        found = None
+        found = Origin(phase=phase)
         for writer in writers:
             found = self._named(writer, phase)
             if found.is_known:
-                return found
-        return found or Origin(phase=phase)
+                break
+        return replace(found, instruction=writers[0][0].name) if writers else found
 
     def phase_of_value(self, value: Value) -> str | None:
         """The pass in which a value is computed."""
@@ -136,45 +149,41 @@ class Attributor:
         return innermost
 
     def _named(self, value: Value, phase: str | None) -> Origin:
-        """The nearest origin with a label, else with a name that says something."""
-        plain: tuple[Instruction, OpName, int] | None = None
-        fallback: tuple[Instruction, OpName, int] | None = None
-        for instruction, n_stacked in _walk(self._module, value):
+        """The nearest origin with a label, else the instruction that computes it.
+
+        Names of what only hands on (a fusion with several results has one name) count
+        where nothing behind them has a name; those of scan's own plumbing last.
+        """
+        found: dict[int, _Named] = {}
+        n_stacked = 1
+        for instruction, n_here in _walk(self._module, value):
+            n_stacked = max(n_stacked, n_here)
             if _is_entry_parameter(self._module, instruction):
-                if plain is None and fallback is None:
-                    return Origin(
-                        label=instruction.op_name or None,
-                        phase=phase,
-                        n_stacked=n_stacked,
-                        primitive="parameter",
-                        parameter_number=instruction.parameter_number,
-                    )
-                continue
-            if not instruction.op_name:
+                if not found:
+                    return _argument(instruction, phase, n_stacked)
                 continue
             name = parse_op_name(instruction.op_name)
-            found = (instruction, name, n_stacked)
+            named = _Named(instruction, name)
             if name.label:
-                return self._origin(*found, phase)
-            if name.is_plumbing:
-                fallback = fallback or found
-            elif plain is None:
-                plain = found
-            if plain is not None and instruction.opcode not in _HAND_ON:
+                return self._origin(named, phase, n_stacked)
+            computed = instruction.opcode not in _HAND_ON
+            if instruction.op_name:
+                rank = 2 if name.is_plumbing else 1 - computed
+                found.setdefault(rank, named)
+            if computed and 0 in found:
                 break
-        best = plain or fallback
-        return self._origin(*best, phase) if best else Origin(phase=phase)
+        if not found:
+            return Origin(phase=phase, n_stacked=n_stacked)
+        return self._origin(found[min(found)], phase, n_stacked)
 
-    def _origin(
-        self, instruction: Instruction, name: OpName, n_stacked: int, phase: str | None
-    ) -> Origin:
+    def _origin(self, found: _Named, phase: str | None, n_stacked: int) -> Origin:
         return Origin(
-            module_path=name.module_path,
-            label=name.label,
-            source=self.source(instruction),
-            phase=phase or name.phase,
+            module_path=found.name.module_path,
+            label=found.name.label,
+            source=self.source(found.instruction),
+            phase=phase or found.name.phase,
             n_stacked=n_stacked,
-            primitive=name.primitive or None,
+            primitive=found.name.primitive or None,
         )
 
     @cached_property
@@ -207,15 +216,34 @@ class Attributor:
         return self._entry_positions.get(instruction.id, 0)
 
 
-def _writers(definitions: list[Value]) -> list[Value]:
-    """The values to trace, best first: those written, the latest first.
+def _argument(parameter: Instruction, phase: str | None, n_stacked: int) -> Origin:
+    """A block that holds a copy or cast of a program argument."""
+    return Origin(
+        label=parameter.op_name or None,
+        phase=phase,
+        n_stacked=n_stacked,
+        primitive="parameter",
+    )
 
-    A loop's own parameters and results only hand on; the value a loop starts from
-    (often zeros, or the block as it is allocated) says less than what is written later.
+
+def _writers(definitions: list[Value]) -> list[Value]:
+    """The values to trace, best first: those computed, the latest first.
+
+    A loop's parameters and results only hand on. What a loop's stack starts from
+    (zeros, or the block as it is allocated) says least.
     """
-    handing = ("parameter", "while", "get-tuple-element", "conditional", "call")
-    written = [value for value in definitions if value[0].opcode not in handing]
-    return [*reversed(written), *(v for v in definitions if v not in written)]
+    handed: list[Value] = []
+    started: list[Value] = []
+    computed: list[Value] = []
+    for value in definitions:
+        instruction = value[0]
+        if instruction.opcode in _LOOP_VALUES:
+            handed.append(value)
+        elif not instruction.operands or instruction.opcode == "broadcast":
+            started.append(value)
+        else:
+            computed.append(value)
+    return [*reversed(computed), *reversed(handed), *reversed(started)]
 
 
 def _is_entry_parameter(module: Module, instruction: Instruction) -> bool:
@@ -227,23 +255,30 @@ def _is_entry_parameter(module: Module, instruction: Instruction) -> bool:
 def _walk(module: Module, value: Value) -> Iterable[tuple[Instruction, int]]:
     """Instructions back from a value, with the times the value is stacked there."""
     seen = {(value[0].id, value[1])}
-    pending = deque([(value, 1)])
+    pending = deque([(value, 1, True)])
     for _ in range(_MAX_VISITS):
         if not pending:
             return
-        here, n_stacked = pending.popleft()
+        here, n_stacked, whole = pending.popleft()
         instruction = here[0]
         yield instruction, n_stacked
-        if instruction.opcode == "dynamic-update-slice":
+        if instruction.opcode == "dynamic-update-slice" and whole:
             n_stacked *= _times_stacked(module, instruction)
         onward = sources(module, here)
-        if not onward and instruction.opcode in ("dynamic-slice", "slice", "broadcast"):
-            onward = [(module.operand(instruction, 0), ())]
+        if not onward and _says_little(instruction):
+            # One layer's slice of a stack is not stacked itself.
+            operands = (module.instructions[id] for id in instruction.operands)
+            onward, whole = [(one, ()) for one in operands if one.shape.size > 1], False
         for source in onward:
             key = (source[0].id, source[1])
             if key not in seen:
                 seen.add(key)
-                pending.append((source, n_stacked))
+                pending.append((source, n_stacked, whole))
+
+
+def _says_little(instruction: Instruction) -> bool:
+    """Whether a value is better told by what it is made from."""
+    return not instruction.op_name or instruction.opcode in _PARTS_OF
 
 
 def _times_stacked(module: Module, update: Instruction) -> int:

@@ -8,7 +8,14 @@ from functools import cached_property
 
 from remat._attribution import Attributor, Origin
 from remat._buffer import Buffer
-from remat._hlo._buffers import Allocation, BufferAssignment, HeapTrace, peak
+from remat._hlo._buffers import (
+    Allocation,
+    BufferAssignment,
+    HeapTrace,
+    LiveSet,
+    Slice,
+    peak,
+)
 from remat._hlo._flow import Value
 from remat._hlo._module import Module
 from remat._roles import Roles
@@ -77,17 +84,24 @@ class Memory:
     def held(self) -> dict[str, int]:
         """Bytes of each memory space that are taken during the whole run."""
         found: dict[str, int] = {}
-        for allocation in self._held_allocations:
-            space = self.space(allocation.color)
-            found[space] = found.get(space, 0) + allocation.bytes
+        for place in self._held_places:
+            space = self.space(place.allocation.color)
+            found[space] = found.get(space, 0) + place.bytes
         return found
+
+    @cached_property
+    def _peaks(self) -> list[tuple[str, LiveSet]]:
+        """The peak of each heap, with its memory space."""
+        return [
+            (space, peak(self._buffers, trace))
+            for space, traces in self.heaps.items()
+            for trace in traces
+        ]
 
     def live_peak_bytes(self, space: str) -> int:
         """The most bytes live at once."""
-        heaps = self.heaps.get(space, [])
-        return self.held.get(space, 0) + sum(
-            peak(self._buffers, trace).bytes for trace in heaps
-        )
+        heaps = sum(live.bytes for where, live in self._peaks if where == space)
+        return self.held.get(space, 0) + heaps
 
     def buffers(self) -> tuple[Buffer, ...]:
         """What is live at the peak of each memory space, largest first."""
@@ -99,32 +113,27 @@ class Memory:
         return (a for a in self._buffers.allocations if not a.is_thread_local)
 
     @cached_property
-    def _held_allocations(self) -> list[Allocation]:
+    def _held_places(self) -> list[_Place]:
         """Arguments, outputs, constants, and what no heap trace tells more about."""
         traced = {
             event.buffer for trace in self._buffers.traces for event in trace.events
         }
-        return [
-            allocation
-            for allocation in self._allocations
-            if not allocation.is_temporary
-            or not any(part.buffer in traced for part in allocation.slices)
-        ]
+        places: list[_Place] = []
+        for allocation in self._allocations:
+            if not allocation.is_temporary:
+                places.append(_whole(allocation))
+            elif not any(part.buffer in traced for part in allocation.slices):
+                places.extend(_places(allocation))
+        return places
 
     def _held_buffers(self) -> Iterator[Buffer]:
-        for allocation in self._held_allocations:
-            whole = [
-                part.buffer
-                for part in allocation.slices
-                if part.bytes == allocation.bytes
-            ]
-            members = whole or [part.buffer for part in allocation.slices]
-            if members:
-                yield self._buffer(members, allocation.bytes, allocation)
+        for place in self._held_places:
+            if place.members:
+                yield self._buffer(place.members, place.bytes, place.allocation)
 
     def _heap_buffers(self) -> Iterator[Buffer]:
-        for trace in self._buffers.traces:
-            for group in peak(self._buffers, trace).groups:
+        for _, live in self._peaks:
+            for group in live.groups:
                 size = max(self._buffers.logical[id].bytes for id in group)
                 yield self._buffer(group, size, None)
 
@@ -136,7 +145,7 @@ class Memory:
         values: list[Value] = [
             (self.module.instructions[one.instruction], one.index) for one in logical
         ]
-        origin = self.attributor.origin(values)
+        origin = self._origin(values, allocation)
         largest = max(range(len(values)), key=lambda i: logical[i].bytes)
         instruction, index = values[largest]
         shape = instruction.shape.at(index)
@@ -155,8 +164,19 @@ class Memory:
             label=origin.label,
             source=origin.source,
             n_stacked=origin.n_stacked,
-            instruction=values[-1][0].name,
+            instruction=origin.instruction or instruction.name,
             primitive=origin.primitive,
+        )
+
+    def _origin(self, values: list[Value], allocation: Allocation | None) -> Origin:
+        if allocation is None or not allocation.is_parameter:
+            return self.attributor.origin(values)
+        # Whatever is written over a donated argument, it is the argument at first.
+        parameter = self.module.entry.parameters[allocation.parameter_number]
+        return Origin(
+            module_path=parameter.op_name or None,
+            primitive="parameter",
+            instruction=parameter.name,
         )
 
     def _category(
@@ -168,6 +188,8 @@ class Memory:
             return "constants"
         if allocation is not None and allocation.is_output:
             return "gradients" if origin.phase == "backward" else "outputs"
+        if all(instruction.shape.at(index).is_tuple for instruction, index in values):
+            return "temporaries"  # tables of pointers
         if not origin.is_known and origin.phase is None:
             return "unknown"
         return self._temporary_category(list(values), origin)
@@ -188,6 +210,43 @@ def _is_input(allocation: Allocation | None) -> bool:
     return allocation is not None and (
         allocation.is_parameter or allocation.is_constant
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A part of an allocation, and the logical buffers that are put there."""
+
+    allocation: Allocation
+    bytes: int
+    members: tuple[int, ...]
+
+
+def _whole(allocation: Allocation) -> _Place:
+    """An allocation made for one value, which others may have used before."""
+    slices = allocation.slices
+    whole = [part.buffer for part in slices if part.bytes == allocation.bytes]
+    members = tuple(whole or (part.buffer for part in slices))
+    return _Place(allocation, allocation.bytes, members)
+
+
+def _places(allocation: Allocation) -> Iterator[_Place]:
+    """The disjoint parts of an allocation, each as large as its largest buffer."""
+    group: list[Slice] = []
+    end = 0
+    for part in sorted(allocation.slices, key=lambda part: part.offset):
+        if group and part.offset >= end:
+            yield _largest(allocation, group)
+            group = []
+        group.append(part)
+        end = max(end, part.offset + part.bytes)
+    if group:
+        yield _largest(allocation, group)
+
+
+def _largest(allocation: Allocation, group: list[Slice]) -> _Place:
+    size = max(part.bytes for part in group)
+    members = tuple(part.buffer for part in group if part.bytes == size)
+    return _Place(allocation, size, members)
 
 
 class _RoleTable:

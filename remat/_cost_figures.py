@@ -22,6 +22,8 @@ class Cost:
     """Of `flops`, those of matrix products and convolutions."""
     recompute_flops: float = 0.0
     """Of `flops`, those of values computed a second time for the backward pass."""
+    xla_recompute_flops: float = 0.0
+    """Of `flops`, those that XLA's own rematerialization added to save memory."""
     host_bytes: float = 0.0
     """Bytes moved to and from host memory."""
     collective_bytes: float = 0.0

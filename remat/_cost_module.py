@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, replace
 
 from remat._cost_figures import NO_COST, Cost
@@ -33,6 +34,8 @@ _COLLECTIVES = {
     "collective-permute-start": "permute",
     "collective-broadcast": "permute",
 }
+# What HloRematerialization names the copies it makes: `fusion.408.remat4`.
+_XLA_REMAT = re.compile(r"\.remat\d*(\.|$)")
 _HALF = ("bfloat16", "float16", "float8", "float4", "int8", "int4", "uint8")
 
 
@@ -58,6 +61,7 @@ class _Work:
     other_flops: float = 0.0
     transcendentals: float = 0.0
     recompute_flops: float = 0.0
+    xla_recompute_flops: float = 0.0
     n_kernels: float = 0.0
     n_uncounted: float = 0.0
     cores_s: float = 0.0
@@ -67,6 +71,7 @@ class _Work:
         self.other_flops += other.other_flops
         self.transcendentals += other.transcendentals
         self.recompute_flops += other.recompute_flops
+        self.xla_recompute_flops += other.xla_recompute_flops
         self.n_kernels += other.n_kernels
         self.n_uncounted += other.n_uncounted
         self.cores_s += other.cores_s
@@ -136,6 +141,7 @@ class _Counter:
             matmul_flops=work.matmul_flops,
             transcendentals=work.transcendentals,
             recompute_flops=work.recompute_flops,
+            xla_recompute_flops=work.xla_recompute_flops,
             bytes_accessed=traffic[DEVICE],
             host_bytes=traffic[HOST],
             n_kernels=work.n_kernels,
@@ -162,25 +168,32 @@ class _Counter:
         )
 
     def _work(self, instruction: Instruction) -> _Work:
+        work = self._work_within(instruction)
+        if _XLA_REMAT.search(instruction.name):
+            flops = work.matmul_flops + work.other_flops
+            work = replace(work, xla_recompute_flops=flops)
+        return work
+
+    def _work_within(self, instruction: Instruction) -> _Work:
         if instruction.opcode in ("fusion", "map") and instruction.called:
             return self._fused_work(instruction.called[0])
         matmul = matmul_flops(self._module, instruction)
         other = elementwise_flops(self._module, instruction)
         kernel = instruction.opcode == "custom-call"
-        work = _Work(
+        flops = (matmul or 0.0) + other
+        recomputed = parse_op_name(instruction.op_name).phase == "recompute"
+        half = bool(matmul) and self._is_half(instruction)
+        rate = self._peaks.half if half else self._peaks.single
+        vector = other + transcendentals(instruction)
+        return _Work(
             matmul_flops=matmul or 0.0,
             other_flops=other,
             transcendentals=transcendentals(instruction),
+            recompute_flops=flops if recomputed else 0.0,
             n_kernels=float(kernel and matmul != 0.0),
             n_uncounted=float(kernel and matmul is None),
+            cores_s=(matmul or 0.0) / rate + vector / self._peaks.vector,
         )
-        if parse_op_name(instruction.op_name).phase == "recompute":
-            work.recompute_flops = work.matmul_flops + other
-        half = bool(matmul) and self._is_half(instruction)
-        rate = self._peaks.half if half else self._peaks.single
-        work.cores_s = work.matmul_flops / rate
-        work.cores_s += (other + work.transcendentals) / self._peaks.vector
-        return work
 
     def _fused_work(self, computation: int) -> _Work:
         if computation not in self._fused:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -176,29 +177,14 @@ def _library_call(module: Module, call: Instruction) -> float | None:
         return _cudnn_attention(module, call)
     if target.startswith("__onednn$matmul") and len(call.operands) >= 2:
         return _product_of_sizes(module, call)
-    if target.startswith("__cub") or target in _FREE_CALLS:
+    if target.startswith("__cub$") or _HELPER.fullmatch(target):
         return 0.0
     return _stated_flops(call)
 
 
-_FREE_CALLS = frozenset(
-    {
-        "AllocateBuffer",
-        "Sharding",
-        "SPMDFullToShardShape",
-        "SPMDShardToFullShape",
-        "MoveToHost",
-        "MoveToDevice",
-        "annotate_device_placement",
-        "AssumeGatherIndicesInBound",
-        "ResizeBuffer",
-        "TopK",
-        "xla_ffi_python_cpu_callback",
-        "xla_ffi_python_gpu_callback",
-        "xla_python_cpu_callback",
-        "xla_python_gpu_callback",
-    }
-)
+# XLA's own helpers (AllocateBuffer, Sharding, TopK, ...) move or mark data; kernels
+# of libraries and users are written otherwise (tpu_custom_call, __gpu$xla.gpu.triton).
+_HELPER = re.compile(r"[A-Z][A-Za-z0-9]*|annotate_device_placement|\w*_callback")
 
 
 def _gemm(module: Module, call: Instruction) -> float:

@@ -20,6 +20,7 @@ _STRUCTURE = re.compile(
     r"named_call|xla_call|\w*_call_jaxpr|"
 )
 _WRAPPER = re.compile(r"(\w+)\((.*)\)$")
+_METHOD = re.compile(r"(\w+)\.[a-z_]\w*")
 _TRANSFORMS = frozenset({"jvp", "transpose", "vmap", "remat", "checkpoint"})
 _CALLS = frozenset({"jit", "pjit", "xmap", "pmap"})
 _PLUMBING = frozenset(
@@ -75,15 +76,11 @@ def parse_op_name(text: str) -> OpName:
     path: list[str] = []
     for scope in scopes:
         path.extend(_user_scopes(scope))
-    label = next(
-        (part[len(LABEL_SCOPE) :] for part in path if part.startswith(LABEL_SCOPE)),
-        None,
-    )
-    path = [part for part in path if not part.startswith(LABEL_SCOPE)]
+    labels = [part for part in path if part.startswith(LABEL_SCOPE)]
     return OpName(
         primitive=primitive,
-        module_path="/".join(path) or None,
-        label=label,
+        module_path="/".join(_modules(path)) or None,
+        label=labels[-1][len(LABEL_SCOPE) :] if labels else None,
         phase=_phase(text),
         is_plumbing=_is_plumbing(scopes, primitive),
     )
@@ -115,6 +112,23 @@ def _user_scopes(component: str) -> list[str]:
     if len(parts) > 1:
         return [scope for part in parts for scope in _user_scopes(part)]
     return [] if _STRUCTURE.fullmatch(component) else [component]
+
+
+def _modules(scopes: list[str]) -> list[str]:
+    """Modules by name, each once in a row.
+
+    Flax opens a scope for each method called (`layers.step` inside `layers`), and
+    einsum one with its equation.
+    """
+    modules: list[str] = []
+    for scope in scopes:
+        if scope.startswith(LABEL_SCOPE) or "->" in scope:
+            continue
+        if method := _METHOD.fullmatch(scope):
+            scope = method[1]
+        if modules[-1:] != [scope]:
+            modules.append(scope)
+    return modules
 
 
 def _phase(text: str) -> str | None:

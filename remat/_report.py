@@ -215,8 +215,16 @@ def _notes(program: Program, device: Totals, cost: Cost) -> list[str]:
     notes: list[str] = []
     if program.target.kind == "cpu":
         notes.append("CPU figures rank policies differently than TPU and GPU ones.")
+    if not program.exact and program.oom is None and program.codegen_error is None:
+        notes.append("Work and time are of the program squeezed to its floor.")
     if program.codegen_error:
         notes.append(f"Code generation failed: {program.codegen_error}")
+    if cost.xla_recompute_flops:
+        share = cost.xla_recompute_flops / cost.flops
+        notes.append(
+            f"XLA's own rematerialization, for want of memory, added {share:.0%} of "
+            "the FLOPs."
+        )
     if cost.n_unknown_loops:
         notes.append(f"{cost.n_unknown_loops} loops of unknown length counted once.")
     if cost.n_uncounted:

@@ -19,6 +19,7 @@ SAME_DATA = frozenset(
         "copy-done",
         "convert",
         "optimization-barrier",
+        "reduce-precision",
         "reshape",
         "transpose",
         "domain",

@@ -85,7 +85,11 @@ def _module(message: Any) -> Module:
             for entry in hlo.input_output_alias.entries
         ),
         buffers=(
-            _assignment(message.buffer_assignment, instructions)
+            _assignment(
+                message.buffer_assignment,
+                instructions,
+                n_parameters=len(computations[hlo.entry_computation_id].parameters),
+            )
             if message.HasField("buffer_assignment")
             else None
         ),
@@ -172,13 +176,18 @@ def _check_calls(computations: dict[int, Computation], entry: int) -> None:
         raise HloError(f"calls nest {max(depth.values())} deep")
 
 
-def _assignment(message: Any, instructions: dict[int, Instruction]) -> BufferAssignment:
+def _assignment(
+    message: Any, instructions: dict[int, Instruction], n_parameters: int
+) -> BufferAssignment:
     logical = {
         part.id: _logical(part, instructions) for part in message.logical_buffers
     }
     allocations = tuple(
         _allocation(part, logical) for part in message.buffer_allocations
     )
+    for one in allocations:
+        if one.is_parameter and not 0 <= one.parameter_number < n_parameters:
+            raise HloError(f"allocation {one.index} is for no parameter of the program")
     traces = tuple(
         _trace(part, logical) for part in message.heap_simulator_traces if part.events
     )
