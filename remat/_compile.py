@@ -1,19 +1,18 @@
 """Lower a function for a target and compile it, keeping what XLA decided on memory."""
 
 import dataclasses
-import functools
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jaxlib
-from jax.sharding import NamedSharding
 
 from remat import _jax_compat as compat
 from remat import _plugins
-from remat._dump import Dump, dump
-from remat._flatten import is_traceable
+from remat._dump import dump
+from remat._lower import lower as lower
+from remat._lower import lower_traced as lower_traced
+from remat._lower import trace as trace
 from remat._oom import OutOfMemory as OutOfMemory
 from remat._oom import parse_out_of_memory
 from remat._targets import Target, TargetError
@@ -56,75 +55,15 @@ class Program:
     codegen_error: str | None
     """Set where XLA failed after it had assigned buffers."""
     exact: bool
-    """Whether this is what would run: compiled in full, under the device's limit."""
+    """Whether the buffers are those of a run: assigned under the device's own limit,
+    and they fit."""
     compiler_options: dict[str, Any]
-    """The options it was compiled with, besides those for the dump."""
+    """The options it was compiled with that change the program: the caller's, and
+    the memory limit."""
     program_hash: str
     """Of program, target, options and versions: equal ones compile the same."""
     executable: jax.stages.Compiled | None = dataclasses.field(repr=False)
     """What JAX returned; can be run only where the target is attached."""
-
-
-def lower(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    target: Target,
-    *,
-    donate_argnums: int | Sequence[int] = (),
-) -> jax.stages.Lowered:
-    """Lower `fn(*args, **kwargs)` for a target, which need not be there.
-
-    Args:
-        fn: Function that JAX can trace, jitted or not.
-        args: Positional arguments: pytrees of arrays and `jax.ShapeDtypeStruct`s,
-            of which only shapes are used; other leaves are held static. Shardings
-            are kept; where there are none, everything lies on the first device.
-        kwargs: Keyword arguments, likewise.
-        target: Device to lower for.
-        donate_argnums: Positional arguments whose memory the outputs may take.
-
-    Raises:
-        TargetError: This machine cannot compile for the target, or an argument is
-            sharded over other devices.
-    """
-    traced = trace(fn, args, kwargs, target, donate_argnums=donate_argnums)
-    return lower_traced(traced, target)
-
-
-def lower_traced(traced: Any, target: Target) -> jax.stages.Lowered:
-    """Lower what `trace` returned, for the target it was traced for."""
-    return traced.lower(lowering_platforms=(target.lowering_platform,))
-
-
-def trace(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    target: Target,
-    *,
-    donate_argnums: int | Sequence[int] = (),
-) -> Any:
-    """Trace as `lower` does; the result (`jax.stages.Traced`) also has the `jaxpr`."""
-    leaves, treedef = jax.tree.flatten((tuple(args), dict(kwargs)))
-    is_array = [is_traceable(leaf) for leaf in leaves]
-    placed = _place(leaves, is_array, target)
-
-    @functools.wraps(fn)
-    def over_arrays(*args: Any, **kwargs: Any) -> Any:
-        given = treedef.flatten_up_to((args, kwargs))
-        merged = [
-            new if yes else old
-            for new, old, yes in zip(given, leaves, is_array, strict=True)
-        ]
-        inner_args, inner_kwargs = treedef.unflatten(merged)
-        return _arrays_only(fn(*inner_args, **inner_kwargs))
-
-    options: dict[str, Any] = {"donate_argnums": donate_argnums}
-    if not any(is_array):  # nothing else says which devices
-        options["out_shardings"] = target.sharding()
-    args, kwargs = treedef.unflatten(placed)
-    return jax.jit(over_arrays, **options).trace(*args, **kwargs)
 
 
 def compile_lowered(
@@ -152,13 +91,13 @@ def compile_lowered(
         TargetError: The program was lowered for another platform; or a probe or a
             limit was asked for, and the target is no TPU.
     """
+    _check_platform(lowered, target)
     options = dict(compiler_options or {})
     options |= _limit_option(target, probe, limit_bytes)
     with dump() as folder:
-        executable, error = _compile(lowered, options, folder)
+        ours = {} if target.attached else _plugins.compiler_options(target.kind)
+        executable, error = _compile(lowered, {**ours, **options, **folder.options})
         hlo_proto, codegen_proto = folder.program(), folder.after_codegen()
-    if executable is not None:
-        _check_platform(executable, target)
     oom = parse_out_of_memory(error) if error else None
     if error and hlo_proto is None:
         raise CompileError(_what_to_do(error, target))
@@ -169,7 +108,7 @@ def compile_lowered(
         stats=_stats(executable) if executable is not None else None,
         oom=None if probe else oom,
         codegen_error=error if oom is None else None,
-        exact=error is None and TPU_LIMIT_OPTION not in options,
+        exact=oom is None and TPU_LIMIT_OPTION not in options,
         compiler_options=options,
         program_hash=program_hash(lowered, target, options),
         executable=executable,
@@ -187,63 +126,9 @@ def program_hash(
         lowered.as_text(),
         f"{target.name} {target.device_kind} {target.available_bytes}",
         repr(sorted(options.items())),
-        f"jax {jax.__version__} jaxlib {jaxlib.__version__}",
-        _plugins.version(target.kind),
+        _plugins.versions(target.kind),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-# Arguments
-
-
-def _place(leaves: Sequence[Any], is_array: Sequence[bool], target: Target) -> list:
-    """Shapes in place of arrays, on the target's devices; None in place of the rest."""
-    shardings = [
-        _moved(leaf, target) if yes else None
-        for leaf, yes in zip(leaves, is_array, strict=True)
-    ]
-    # Beside sharded arguments, the others follow them.
-    default = target.sharding() if not any(shardings) else None
-    return [
-        _shape(leaf, sharding or default) if yes else None
-        for leaf, yes, sharding in zip(leaves, is_array, shardings, strict=True)
-    ]
-
-
-def _shape(leaf: Any, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
-    aval = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
-    return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type
-    )
-
-
-def _moved(leaf: Any, target: Target) -> NamedSharding | None:
-    """An argument's sharding, over the target's devices; None where it has none."""
-    sharding = getattr(leaf, "sharding", None)
-    if isinstance(leaf, jax.Array) and not leaf.committed:
-        return None
-    if not isinstance(sharding, NamedSharding):
-        return None
-    mesh = sharding.mesh
-    if not isinstance(mesh, jax.sharding.Mesh) or not _is_on(mesh, target):
-        mesh = target.mesh(tuple(mesh.shape.values()), mesh.axis_names)
-    kind = sharding.memory_kind
-    return NamedSharding(
-        mesh, sharding.spec, memory_kind=kind if kind == "pinned_host" else None
-    )
-
-
-def _is_on(mesh: jax.sharding.Mesh, target: Target) -> bool:
-    return set(mesh.devices.flat) <= set(target.devices())
-
-
-def _arrays_only(tree: Any) -> Any:
-    return jax.tree.map(
-        lambda leaf: leaf if isinstance(leaf, jax.Array) else None, tree
-    )
-
-
-# Compiling
 
 
 def _limit_option(target: Target, probe: bool, limit_bytes: int | None) -> dict:
@@ -257,28 +142,25 @@ def _limit_option(target: Target, probe: bool, limit_bytes: int | None) -> dict:
 
 
 def _compile(
-    lowered: jax.stages.Lowered, options: Mapping[str, Any], folder: Dump
+    lowered: jax.stages.Lowered, options: Mapping[str, Any]
 ) -> tuple[jax.stages.Compiled | None, str | None]:
     """The executable, or what XLA said instead of making one."""
     # A program from the persistent cache would leave nothing in the folder.
     with compat.without_compilation_cache():
         try:
-            return lowered.compile(compiler_options={**options, **folder.options}), None
+            return lowered.compile(compiler_options=dict(options)), None
         except jax.errors.JaxRuntimeError as error:
             return None, str(error)
 
 
-def _check_platform(executable: jax.stages.Compiled, target: Target) -> None:
-    shardings = jax.tree.leaves(
-        (executable.input_shardings, executable.output_shardings)
-    )
-    devices: Iterable[Any] = (d for s in shardings for d in s.device_set)
-    found = {device.platform for device in devices}
-    if found - {target.kind}:
+def _check_platform(lowered: jax.stages.Lowered, target: Target) -> None:
+    """Catch what was lowered without the target's shardings, for what is here."""
+    found = compat.lowered_platform(lowered)
+    if found != target.kind:
         raise TargetError(
-            f"the program was lowered for {' and '.join(sorted(found))}, not for "
-            f"{target.name}; lower it with shardings on "
-            f'remat.target("{target.name}").mesh(...), or pass the function.'
+            f"the program was lowered for {found}, not for {target.name}; lower it "
+            f'with shardings on remat.target("{target.name}").mesh(...), or pass the '
+            "function itself."
         )
 
 
@@ -297,4 +179,16 @@ def _stats(executable: jax.stages.Compiled) -> XlaStats | None:
 
 
 def _what_to_do(error: str, target: Target) -> str:
-    return f"XLA could not compile the program for {target.name}: {error}"
+    hint = next((hint for said, hint in _HINTS.items() if said in error), "")
+    return (
+        f"XLA could not compile the program for {target.name}. {hint}It said:\n{error}"
+    )
+
+
+_HINTS = {
+    "compile option": "Look at compiler_options: one is unknown, or of another type. ",
+    "setting option": "Look at compiler_options: one is unknown, or of another type. ",
+    "libdevice": 'Parts of CUDA are missing; run: pip install "remat[targets]". ',
+    "cuDNN": "cuDNN kernels need NVIDIA's libraries, and cannot be compiled for an "
+    "absent GPU without them; take another implementation. ",
+}

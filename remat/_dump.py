@@ -35,7 +35,7 @@ class Dump:
         return max(protos, key=len, default=None)
 
     def after_codegen(self) -> bytes | None:
-        """The `HloProto` with the TPU compiler's cycle estimates, if it came that far."""
+        """The `HloProto` with the TPU compiler's cycle estimates, if it has any."""
         found = self.folder.glob("*after_codegen*.hlo.pb")
         return max((path.read_bytes() for path in found), key=len, default=None)
 

@@ -367,3 +367,9 @@ def without_compilation_cache() -> Iterator[None]:
 
 
 _fresh = threading.local()
+
+
+def lowered_platform(lowered: jax.stages.Lowered) -> str:
+    """The platform that a lowered program would be compiled by: 0.10.2 - 0.12.0.1."""
+    platform = lowered._lowering.compile_args["backend"].platform
+    return "gpu" if platform == "cuda" else platform

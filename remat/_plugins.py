@@ -23,6 +23,9 @@ from jaxlib import xla_client
 
 from remat._quiet import logger, silenced
 
+Device = Any
+"""A `jax.Device`, which JAX gives type checkers as a variable."""
+
 _lock = threading.RLock()
 
 _CUDA_PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
@@ -91,7 +94,7 @@ def why_not(platform: str) -> str | None:
 
 
 @functools.cache
-def tpu_devices(topology: str, chip_config: str | None) -> tuple[jax.Device, ...]:
+def tpu_devices(topology: str, chip_config: str | None) -> tuple[Device, ...]:
     """The devices of a TPU topology, such as "v5e:2x2"; they can only be compiled for.
 
     Args:
@@ -107,7 +110,7 @@ def tpu_devices(topology: str, chip_config: str | None) -> tuple[jax.Device, ...
 
 
 @functools.cache
-def gpu_devices(topology: str, config: str) -> tuple[jax.Device, ...]:
+def gpu_devices(topology: str, config: str) -> tuple[Device, ...]:
     """GPUs that can only be compiled for.
 
     Args:
@@ -125,7 +128,7 @@ def gpu_devices(topology: str, config: str) -> tuple[jax.Device, ...]:
             return _gpu_devices_by_hand(options)
 
 
-def _gpu_devices_by_hand(options: Mapping[str, str]) -> tuple[jax.Device, ...]:
+def _gpu_devices_by_hand(options: Mapping[str, str]) -> tuple[Device, ...]:
     topology = xla_client.make_c_api_device_topology(_cuda_api(), "", **options)
     return tuple(topology._make_compile_only_devices())
 
@@ -172,20 +175,31 @@ def _variables(values: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def version(platform: str) -> str:
-    """The versions of what compiles for a platform, for keys of caches."""
-    names = {"tpu": ("libtpu",), "gpu": ("jax-cuda12-plugin", "jax-cuda13-plugin")}
-    found = [
-        f"{name} {metadata.version(name)}"
-        for name in names.get(platform, ())
-        if _is_installed(name)
-    ]
-    return " ".join(found)
+def compiler_options(platform: str) -> dict[str, Any]:
+    """Options for compiling for an absent platform; they do not change its memory."""
+    if platform != "gpu":
+        return {}
+    options: dict[str, Any] = {
+        # On 0.12 a failure in one of several code generating threads ends the process.
+        "xla_gpu_force_compilation_parallelism": 1,
+        # On 0.10 a dump has an LLVM and a PTX file for every kernel.
+        "xla_gpu_dump_llvmir": False,
+    }
+    if wheel := importlib.util.find_spec("nvidia.cuda_nvcc"):
+        # Its ptxas knows old cards, which that of a newer CUDA toolkit refuses.
+        (options["xla_gpu_cuda_data_dir"],) = wheel.submodule_search_locations or [""]
+    return options
 
 
-def _is_installed(distribution: str) -> bool:
+def versions(platform: str) -> str:
+    """The versions of all that compiles for a platform, for keys of caches."""
+    plugins = {"tpu": ("libtpu",), "gpu": ("jax-cuda12-plugin", "jax-cuda13-plugin")}
+    names = ("jax", "jaxlib", *plugins.get(platform, ()))
+    return " ".join(f"{name} {_version(name)}" for name in names)
+
+
+def _version(distribution: str) -> str:
     try:
-        metadata.distribution(distribution)
+        return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return False
-    return True
+        return "none"

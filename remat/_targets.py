@@ -76,7 +76,7 @@ class Target:
         """What JAX calls the platform when it lowers: "tpu", "cuda" or "cpu"."""
         return "cuda" if self.kind == "gpu" else self.kind
 
-    def devices(self) -> tuple[jax.Device, ...]:
+    def devices(self) -> tuple[_plugins.Device, ...]:
         """The devices; absent ones can be compiled for and not run on.
 
         Raises:
@@ -247,8 +247,8 @@ def _aliases() -> Mapping[str, str]:
 def _named(chip: str, topology: str | None) -> Target:
     entry = _table()[chip]
     kind = entry["platform"]
-    default = entry.get("topology", "1")
-    topology = topology if topology is not None else default
+    default: str = entry.get("topology", "1")
+    topology = default if topology is None else topology
     count = _n_tpus if kind == "tpu" else _n_gpus
     return Target(
         name=chip if topology == default else f"{chip}:{topology}",
@@ -362,7 +362,7 @@ def _gpu_config(entry: Mapping[str, Any]) -> str:
 # Attached devices
 
 
-def _attached_devices(kind: str) -> list[jax.Device]:
+def _attached_devices(kind: str) -> list[_plugins.Device]:
     _plugins.start_jax()
     return jax.devices(kind)
 
@@ -386,7 +386,7 @@ def _attached(kind: str) -> Target:
     )
 
 
-def _unnamed(kind: str, devices: Sequence[jax.Device]) -> Target:
+def _unnamed(kind: str, devices: Sequence[_plugins.Device]) -> Target:
     """A device whose figures nobody wrote down: only its memory is known."""
     platform: Kind = "gpu" if kind in ("cuda", "rocm") else kind  # pyright: ignore
     memory = _host_memory() if kind == "cpu" else _measured_limit(devices[0])
@@ -411,7 +411,7 @@ def _unnamed(kind: str, devices: Sequence[jax.Device]) -> Target:
     )
 
 
-def _measured_limit(device: jax.Device) -> int:
+def _measured_limit(device: _plugins.Device) -> int:
     stats = device.memory_stats() or {}
     return int(stats.get("bytes_limit", 0))
 

@@ -1,0 +1,132 @@
+"""Trace and lower a function for a target, from shapes alone."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from remat._backend_query import watch_backend_queries
+from remat._flatten import is_traceable
+from remat._targets import Target, TargetError
+
+
+def lower(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    target: Target,
+    *,
+    donate_argnums: int | Sequence[int] = (),
+) -> jax.stages.Lowered:
+    """Lower `fn(*args, **kwargs)` for a target, which need not be there.
+
+    Args:
+        fn: Function that JAX can trace, jitted or not.
+        args: Positional arguments: pytrees of arrays and `jax.ShapeDtypeStruct`s,
+            of which only shapes are used; other leaves are held static. Shardings
+            are kept, over the target's devices; where no argument has one,
+            everything lies on the first device.
+        kwargs: Keyword arguments, likewise.
+        target: Device to lower for.
+        donate_argnums: Positional arguments whose memory the outputs may take.
+
+    Raises:
+        TargetError: This machine cannot compile for the target, or an argument is
+            sharded in a way that cannot be moved to its devices.
+
+    Warns:
+        BackendQueryWarning: The function asks JAX for the devices that are here.
+    """
+    traced = trace(fn, args, kwargs, target, donate_argnums=donate_argnums)
+    return lower_traced(traced, target)
+
+
+def lower_traced(traced: Any, target: Target) -> jax.stages.Lowered:
+    """Lower what `trace` returned, for the target it was traced for."""
+    return traced.lower(lowering_platforms=(target.lowering_platform,))
+
+
+def trace(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    target: Target,
+    *,
+    donate_argnums: int | Sequence[int] = (),
+) -> Any:
+    """Trace as `lower` does; the result (`jax.stages.Traced`) also has the `jaxpr`."""
+    leaves, treedef = jax.tree.flatten((tuple(args), dict(kwargs)))
+    is_array = [is_traceable(leaf) for leaf in leaves]
+
+    # Leaves that are no arrays become None for JAX, and come back for the function.
+    @functools.wraps(fn, updated=())
+    def over_arrays(*args: Any, **kwargs: Any) -> Any:
+        given = treedef.flatten_up_to((args, kwargs))
+        whole = [
+            new if yes else old
+            for new, old, yes in zip(given, leaves, is_array, strict=True)
+        ]
+        inner_args, inner_kwargs = treedef.unflatten(whole)
+        return _arrays_only(fn(*inner_args, **inner_kwargs))
+
+    options: dict[str, Any] = {"donate_argnums": donate_argnums}
+    if not any(is_array):  # nothing else would say which devices
+        options["out_shardings"] = target.sharding()
+    args, kwargs = treedef.unflatten(_place(leaves, is_array, target))
+    with watch_backend_queries(target):
+        return jax.jit(over_arrays, **options).trace(*args, **kwargs)
+
+
+def _arrays_only(tree: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf: leaf if isinstance(leaf, jax.Array) else None, tree
+    )
+
+
+def _place(leaves: Sequence[Any], is_array: Sequence[bool], target: Target) -> list:
+    """Shapes in place of arrays, on the target's devices; None in place of the rest."""
+    shardings = [
+        _moved(leaf, target) if yes else None
+        for leaf, yes in zip(leaves, is_array, strict=True)
+    ]
+    # Beside sharded arguments, the others follow them.
+    default = target.sharding() if not any(shardings) else None
+    return [
+        _shape(leaf, sharding or default) if yes else None
+        for leaf, yes, sharding in zip(leaves, is_array, shardings, strict=True)
+    ]
+
+
+def _shape(leaf: Any, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
+    aval = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type
+    )
+
+
+def _moved(leaf: Any, target: Target) -> NamedSharding | None:
+    """An argument's sharding, over the target's devices; None where it has none."""
+    sharding = getattr(leaf, "sharding", None)
+    if isinstance(leaf, jax.Array) and not leaf.committed:
+        return None
+    if isinstance(sharding, NamedSharding):
+        kind = "pinned_host" if sharding.memory_kind == "pinned_host" else None
+        mesh = _mesh_on(sharding.mesh, target)
+        return NamedSharding(mesh, sharding.spec, memory_kind=kind)
+    if sharding is None or len(sharding.device_set) == 1:
+        return None
+    raise TargetError(
+        f"an argument of shape {leaf.shape} has a {type(sharding).__name__} over "
+        f"{len(sharding.device_set)} devices, which cannot be moved to {target.name}; "
+        "give it a NamedSharding."
+    )
+
+
+def _mesh_on(mesh: Any, target: Target) -> Mesh:
+    """The mesh itself, or one of the target's devices with its axes."""
+    if isinstance(mesh, Mesh) and set(mesh.devices.flat) <= set(target.devices()):
+        return mesh
+    moved = target.mesh(tuple(mesh.shape.values()), mesh.axis_names)
+    return Mesh(moved.devices, moved.axis_names, axis_types=mesh.axis_types)
