@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.extend.core as jec
 
-_KEEP = "keep="
+from remat._op_name import LABEL_SCOPE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,7 +14,8 @@ class Label:
     id: str
     """Unique in its region, and the same in every equal region."""
     module_path: str
-    """Flax module path or named scopes, such as `"layer_0/attention/query"`."""
+    """Flax module path or named scopes, such as `"layer_0/attention/query"`; empty
+    where there is none."""
     primitive: str
     """Name of the primitive that makes the value."""
     checkpoint_name: str | None
@@ -33,7 +34,7 @@ class Label:
     @property
     def scope(self) -> str:
         """The name scope that marks what is kept in compiled programs."""
-        return _KEEP + (self.checkpoint_name or self.id).replace("/", ".")
+        return LABEL_SCOPE + (self.checkpoint_name or self.id).replace("/", ".")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,14 +47,3 @@ class NamedValue:
     """Checkpoint names that the model's code gives it."""
     ordinal: int
     """Index among the region's values that the same primitive makes."""
-
-
-def kept_label(op_name: str) -> str | None:
-    """What a compiled operation's name says is kept there, if anything.
-
-    Example:
-        >>> kept_label("jit(f)/blk/wi/keep=mlpwi/add")
-        'mlpwi'
-    """
-    parts = [part for part in op_name.split("/") if part.startswith(_KEEP)]
-    return parts[-1][len(_KEEP) :] if parts else None

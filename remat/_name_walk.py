@@ -15,6 +15,7 @@ they belong to.
 import collections
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ import jax.numpy as jnp
 
 from remat import _jax_compat as compat
 from remat._labels import Label, NamedValue
+from remat._op_name import modules
 from remat._settle import name_outputs, needs_settling, settle
 
 _OPENED = compat.CALL_PRIMITIVES | compat.REGION_PRIMITIVES | {"xla_metadata_call"}
@@ -54,7 +56,7 @@ class NameWalk:
         self.jaxpr = jaxpr
         self.namer = namer
         self.show = show
-        self.root = _common_scopes(jaxpr)
+        self.root = _common_modules(jaxpr)
         self.counts: collections.Counter[str] = collections.Counter()
         self.ordinals: collections.Counter[str] = collections.Counter()
 
@@ -156,8 +158,7 @@ class NameWalk:
         return [compat.in_scope(equations[0], kept[0]), *equations[1:]]
 
     def _base_id(self, eqn: jec.JaxprEqn, place: _Place) -> str:
-        scopes = (place.scopes + compat.scopes(eqn))[len(self.root) :]
-        path = ".".join(_plain(scopes))
+        path = ".".join(_modules(place, eqn)[len(self.root) :])
         primitive = eqn.primitive.name
         return _numbered(f"{path}:{primitive}" if path else primitive, self.counts)
 
@@ -180,7 +181,7 @@ class NameWalk:
         self.ordinals[primitive] += 1
         label = Label(
             id=base if len(eqn.outvars) == 1 else f"{base}[{position}]",
-            module_path="/".join(_plain(place.scopes + compat.scopes(eqn))),
+            module_path="/".join(_modules(place, eqn)),
             primitive=primitive,
             checkpoint_name=aliases[0] if aliases else None,
             shape=tuple(aval.shape),
@@ -207,19 +208,15 @@ def _numbered(text: str, counts: collections.Counter[str]) -> str:
     return text if counts[text] == 1 else f"{text}.{counts[text]}"
 
 
-def _plain(scopes: Sequence[str]) -> list[str]:
-    """Scopes as path parts: Flax writes several modules in one, `a/b` or `a.b`."""
-    return [part for scope in scopes for part in scope.split("/") if part]
+def _modules(place: _Place, eqn: jec.JaxprEqn) -> list[str]:
+    scopes = place.scopes + compat.scopes(eqn)
+    return modules([part for scope in scopes for part in scope.split("/") if part])
 
 
-def _common_scopes(jaxpr: jec.Jaxpr) -> tuple[str, ...]:
-    """The scopes that all equations of a region share: the module it is."""
-    stacks = [compat.scopes(eqn) for eqn in jaxpr.eqns]
-    shortest = min(stacks, key=len, default=())
-    n = 0
-    while n < len(shortest) and all(stack[n] == shortest[n] for stack in stacks):
-        n += 1
-    return shortest[:n]
+def _common_modules(jaxpr: jec.Jaxpr) -> list[str]:
+    """The modules that all equations of a region share: the one that it is."""
+    paths = [_modules(_Place(), eqn) for eqn in jaxpr.eqns]
+    return os.path.commonprefix(paths)
 
 
 def _aliases(

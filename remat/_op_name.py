@@ -79,7 +79,7 @@ def parse_op_name(text: str) -> OpName:
     labels = [part for part in path if part.startswith(LABEL_SCOPE)]
     return OpName(
         primitive=primitive,
-        module_path="/".join(_modules(path)) or None,
+        module_path="/".join(modules(path)) or None,
         label=labels[-1][len(LABEL_SCOPE) :] if labels else None,
         phase=_phase(text),
         is_plumbing=_is_plumbing(scopes, primitive),
@@ -114,7 +114,7 @@ def _user_scopes(component: str) -> list[str]:
     return [] if _STRUCTURE.fullmatch(component) else [component]
 
 
-def _modules(scopes: list[str]) -> list[str]:
+def modules(scopes: list[str]) -> list[str]:
     """Modules by name, each once in a row.
 
     Flax opens a scope for each method called (`layers.step` inside `layers`), and
