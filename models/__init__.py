@@ -1,7 +1,7 @@
 """Reference models in Flax: what the policies are shown and tested on."""
 
+from remat.models._errors import PresetError as PresetError
 from remat.models._presets import Built as Built
-from remat.models._presets import PresetError as PresetError
 from remat.models._presets import build as build
 from remat.models._presets import n_params as n_params
 from remat.models._presets import presets as presets

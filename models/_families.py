@@ -11,15 +11,12 @@ from flax import linen as nn
 from flax import nnx
 
 from remat.models import gpt2, llama, llama_nnx, mixtral, vit
+from remat.models._errors import PresetError
 
 Batch = Mapping[str, Any]
 Params = Mapping[str, Any]
 Init = Callable[[jax.Array], Params]
 Loss = Callable[[Params, Batch], jax.Array]
-
-
-class PresetError(ValueError):
-    """A preset, a size or an option that does not exist or cannot be."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from remat.models._checks import positive
+from remat.models._errors import PresetError
 from remat.models._families import FAMILIES, Batch, Family, Init, Loss
-from remat.models._families import PresetError as PresetError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +82,8 @@ def build(
     family = _family_of(name)
     config = _configured(family.configs[name], scan_layers, overrides)
     default_batch, default_seq = family.sizes[name]
-    batch = _positive("batch", default_batch if batch is None else batch)
-    seq = default_seq if seq is None else _positive("seq", seq)
+    batch = positive("batch", default_batch if batch is None else batch)
+    seq = default_seq if seq is None else positive("seq", seq)
     config, shapes = family.batch(config, batch, seq)
     if config.dropout > 0:
         shapes = {**shapes, "dropout_key": _key_shape()}
@@ -135,12 +136,6 @@ def _configured(config: Any, scan_layers: bool, overrides: Mapping[str, Any]) ->
 def _near(wanted: str, names: tuple[str, ...] | list[str]) -> str:
     matches = difflib.get_close_matches(wanted, names, n=3)
     return f" (did you mean {' or '.join(matches)}?)" if matches else ""
-
-
-def _positive(what: str, size: Any) -> int:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise PresetError(f"{what} must be a whole number from 1, given {size!r}")
-    return size
 
 
 def _key_shape() -> Any:

@@ -20,6 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from remat.models._attention import AttentionKind, attend
+from remat.models._checks import check_config
 from remat.models._layers import apply_layers, make_layers
 from remat.models._loss import cross_entropy, unembed
 
@@ -52,6 +53,9 @@ class GPT2Config:
     """How attention is computed: "xla", "pallas" (TPU flash) or "cudnn" (GPU flash)."""
     loss_chunks: int = 1
     """Pieces of the sequence whose logits exist one at a time."""
+
+    def __post_init__(self):
+        check_config(self, ("vocab_size", "n_positions", "loss_chunks"))
 
     @property
     def d_head(self) -> int:

@@ -18,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from remat.models._attention import AttentionKind, attend
+from remat.models._checks import check_config, check_multiple
 from remat.models._layers import apply_layers, make_layers
 from remat.models._loss import cross_entropy, unembed
 from remat.models._rotary import RopeScaling, Rotary, rotary_table, rotate
@@ -59,6 +60,10 @@ class LlamaConfig:
     """How attention is computed: "xla", "pallas" (TPU flash) or "cudnn" (GPU flash)."""
     loss_chunks: int = 8
     """Pieces of the sequence whose logits exist one at a time."""
+
+    def __post_init__(self):
+        check_config(self, ("n_kv_heads", "d_mlp", "vocab_size", "loss_chunks"))
+        check_multiple(self, "n_heads", "n_kv_heads")
 
     @property
     def d_head(self) -> int:

@@ -162,8 +162,10 @@ class Llama(nnx.Module):
         if not config.tie_embeddings:
             self.output_embedder = embedder(config, rngs)
         if config.scan_layers:
-            rngs_by_layer = rngs.fork(split=config.n_layers)
-            self.layers = nnx.vmap(lambda rngs: Block(config, rngs))(rngs_by_layer)
+            keys = jax.random.split(rngs.params(), config.n_layers)
+            self.layers = nnx.vmap(lambda key: Block(config, nnx.Rngs(params=key)))(
+                keys
+            )
         else:
             self.layers = nnx.List(
                 [Block(config, rngs) for _ in range(config.n_layers)]

@@ -18,6 +18,8 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
+from remat.models._checks import positive
+from remat.models._errors import PresetError
 from remat.models._layers import apply_layers, make_layers
 from remat.models._loss import cross_entropy, unembed
 from remat.models._rotary import Rotary, rotary_table
@@ -42,6 +44,15 @@ class MixtralConfig(LlamaConfig):
     """Experts each token goes through."""
     load_balance_weight: float = 0.02
     """Weight of the load-balance loss beside the cross-entropy."""
+
+    def __post_init__(self):
+        LlamaConfig.__post_init__(self)
+        positive("n_experts_per_token", self.n_experts_per_token)
+        if self.n_experts < self.n_experts_per_token:
+            raise PresetError(
+                f"n_experts must be at least n_experts_per_token, "
+                f"given {self.n_experts} and {self.n_experts_per_token}"
+            )
 
 
 # Mixture of experts

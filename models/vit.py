@@ -19,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from remat.models._attention import AttentionKind, attend
+from remat.models._checks import check_config, check_multiple
 from remat.models._layers import apply_layers, make_layers
 from remat.models.gpt2 import LayerNorm
 
@@ -55,6 +56,13 @@ class ViTConfig:
     """What each block keeps; "none" makes no regions."""
     attention: AttentionKind = "xla"
     """How attention is computed: "xla", "pallas" (TPU flash) or "cudnn" (GPU flash)."""
+
+    def __post_init__(self):
+        check_config(
+            self,
+            ("image_size", "patch_size", "position_grid", "n_channels", "n_classes"),
+        )
+        check_multiple(self, "image_size", "patch_size")
 
     @property
     def d_head(self) -> int:
