@@ -14,8 +14,8 @@ they belong to.
 
 import collections
 import dataclasses
+import itertools
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -216,7 +216,10 @@ def _modules(place: _Place, eqn: jec.JaxprEqn) -> list[str]:
 def _common_modules(jaxpr: jec.Jaxpr) -> list[str]:
     """The modules that all equations of a region share: the one that it is."""
     paths = [_modules(_Place(), eqn) for eqn in jaxpr.eqns]
-    return os.path.commonprefix(paths)
+    shared = itertools.takewhile(
+        lambda parts: len(set(parts)) == 1, zip(*paths, strict=False)
+    )
+    return [parts[0] for parts in shared]
 
 
 def _aliases(

@@ -130,7 +130,7 @@ class KeepMarked:
         return name.startswith(_SAVE)
 
 
-_SAVE, _OFFLOAD = "remat.save:", "remat.offload:"
+_SAVE, _OFFLOAD = MARKS = ("remat.save:", "remat.offload:")
 _MARKS: dict[Decision, Callable[[Label], str | None]] = {
     Decision.SAVE: lambda label: _SAVE + label.id,
     Decision.OFFLOAD: lambda label: _OFFLOAD + label.id,

@@ -33,10 +33,10 @@ def frontier(
 ) -> Frontier:
     """The non-dominated choices of a region.
 
-    An optimum that keeps fewer bytes than its budget allows settles all budgets between.
-    The next budget solved is the middle of the unsettled range where most can be gained
-    (bytes times price), so that few points show the curve's shape, and enough of them
-    all of it. Each point is an exact optimum.
+    An optimum that keeps fewer bytes than its budget allows settles all budgets in
+    between. The next budget solved is the middle of the unsettled range where most can
+    be gained (bytes times price), so that few points show the curve's shape, and enough
+    of them all of it. Each point is an exact optimum.
 
     Args:
         graph: The region.
