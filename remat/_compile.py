@@ -124,7 +124,7 @@ def program_hash(
     """
     parts = [
         lowered.as_text(),
-        f"{target.name} {target.device_kind} {target.available_bytes}",
+        f"{target.name} {target.device_kind} attached={target.attached}",
         repr(sorted(options.items())),
         _plugins.versions(target.kind),
     ]

@@ -100,12 +100,20 @@ def tpu_devices(topology: str, chip_config: str | None) -> tuple[Device, ...]:
     Args:
         topology: libtpu's name of it.
         chip_config: libtpu's name of how a chip shows its cores, where it matters.
+
+    Raises:
+        TargetError: libtpu has no such topology.
     """
     options = {"chip_config_name": chip_config} if chip_config else {}
     with _lock, silenced():
         start_jax()
         with _variables(_LIBTPU_ENVIRONMENT):
-            found = topologies.get_topology_desc(topology, platform="tpu", **options)
+            try:
+                found = topologies.get_topology_desc(topology, "tpu", **options)
+            except jax.errors.JaxRuntimeError as error:
+                raise TargetError(
+                    f"libtpu knows no topology {topology!r}: {error}"
+                ) from None
     return tuple(found.devices)
 
 
