@@ -259,20 +259,21 @@ class _Session:
 
     def _compile_what_matters(self, rows: dict[str, Row | None]) -> None:
         """Full compiles where a floor settles nothing, and for the best row."""
+        floors = {label: row for label, row in rows.items() if row is not None}
         threshold = (1 - FLOOR_MARGIN) * self.limit_bytes
         wanted = [
             label
-            for label, row in rows.items()
+            for label, row in floors.items()
             # Savings are against `none`, so that one has to be right.
-            if row and (row.peak_bytes >= threshold or label == "none")
+            if row.peak_bytes >= threshold or label == "none"
         ]
-        wanted += [label for label in self._hopeful(rows) if label not in wanted]
+        wanted = wanted or self._hopeful(rows)
         while wanted:
             for label in wanted:
                 self._submit(label, probe=False)
             for label in wanted:
-                floor = rows[label].floor_bytes
-                rows[label] = self._row(label, False, floor)
+                rows[label] = self._row(label, False, floors[label].floor_bytes)
+            _calibrate(rows, floors)
             wanted = self._hopeful(rows)
 
     def _hopeful(self, rows: Mapping[str, Row | None]) -> list[str]:
@@ -297,6 +298,26 @@ _SHARED = (
     "live_peak_bytes",
     "bytes_accessed",
 )
+
+
+def _calibrate(rows: dict[str, Row | None], floors: Mapping[str, Row]) -> None:
+    """Puts the time estimates of floors on the scale of full compiles.
+
+    A program squeezed to its floor is slower than the one that would run. How much is
+    known for the rows that were compiled in full, above all for `none`.
+    """
+    both = [label for label, row in rows.items() if row is not None and row.exact]
+    label = "none" if "none" in both else both[0] if both else None
+    full = rows[label] if label else None
+    if full is None or not full.estimated_step_s:
+        return
+    scale = full.estimated_step_s / (floors[full.policy].estimated_step_s or math.inf)
+    for label, row in rows.items():
+        if row is not None and not row.exact and scale:
+            time = floors[label].estimated_step_s
+            rows[label] = dataclasses.replace(
+                row, estimated_step_s=time and scale * time
+            )
 
 
 def _known(seconds: float) -> float | None:
