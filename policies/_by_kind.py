@@ -10,71 +10,16 @@ MATMULS = frozenset({"dot_general", "scaled_matmul_wrapper"})
 CONVOLUTIONS = frozenset({"conv_general_dilated"})
 CHOICES = frozenset({"top_k", "approx_top_k", "argmax", "argmin"})
 ELEMENTWISE = frozenset(
-    [
-        "abs",
-        "acos",
-        "acosh",
-        "add",
-        "and",
-        "asin",
-        "asinh",
-        "atan",
-        "atan2",
-        "atanh",
-        "cbrt",
-        "ceil",
-        "clamp",
-        "convert_element_type",
-        "copy",
-        "cos",
-        "cosh",
-        "custom_jvp_call",
-        "custom_jvp_call_jaxpr",
-        "digamma",
-        "div",
-        "eq",
-        "erf",
-        "erf_inv",
-        "erfc",
-        "exp",
-        "exp2",
-        "expm1",
-        "floor",
-        "ge",
-        "gt",
-        "integer_pow",
-        "is_finite",
-        "le",
-        "lgamma",
-        "log",
-        "log1p",
-        "logistic",
-        "lt",
-        "max",
-        "min",
-        "mul",
-        "ne",
-        "neg",
-        "nextafter",
-        "not",
-        "or",
-        "pow",
-        "reduce_precision",
-        "rem",
-        "round",
-        "rsqrt",
-        "select_n",
-        "sign",
-        "sin",
-        "sinh",
-        "sqrt",
-        "square",
-        "stop_gradient",
-        "sub",
-        "tan",
-        "tanh",
-        "xor",
-    ]
+    """
+    abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
+    bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy
+    cos cosh custom_jvp_call custom_jvp_call_jaxpr digamma div eq erf erf_inv erfc
+    exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p
+    logistic lt max min mul ne neg nextafter not one_minus_square or
+    population_count pow real reduce_precision rem round rsqrt select_n shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
+    stop_gradient sub tan tanh xor
+    """.split()
 )
 
 

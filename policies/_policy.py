@@ -224,6 +224,8 @@ def keep(selector: Selector, decision: Decision, description: Description) -> Po
 
 def coerced(operand: Any) -> Any:
     """An operand of `|`, `&` or `-` as a policy; a selector means saving."""
+    if isinstance(operand, Policy):
+        return operand
     if isinstance(operand, Selector):
         what = f"values of {operand!r}"
         description = Description(saves=what, when="you know which values to keep")
