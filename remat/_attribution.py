@@ -71,17 +71,21 @@ class Attributor:
     def __init__(self, module: Module) -> None:
         self._module = module
 
-    def origin(self, definitions: Iterable[Value]) -> Origin:
+    def origin(
+        self, definitions: Iterable[Value], later: Iterable[Value] = ()
+    ) -> Origin:
         """Traces a block to the value it holds.
 
         Args:
             definitions: The values that share the block, in the order of their
                 definition (a loop's operand, its body's parameter, the new value).
+            later: The values that share it afterwards: what a block is for that so
+                far holds zeros only.
 
         Returns:
             The origin; its fields are None where nothing is known.
         """
-        writers = _writers(list(definitions))
+        writers = _writers(list(definitions), list(later))
         phase = next((p for p in map(self.phase_of_value, writers) if p), None)
         found = Origin(phase=phase)
         for writer in writers:
@@ -226,24 +230,24 @@ def _argument(parameter: Instruction, phase: str | None, n_stacked: int) -> Orig
     )
 
 
-def _writers(definitions: list[Value]) -> list[Value]:
+def _writers(definitions: list[Value], later: list[Value]) -> list[Value]:
     """The values to trace, best first: those computed, the latest first.
 
     A loop's parameters and results only hand on. What a loop's stack starts from
     (zeros, or the block as it is allocated) says least.
     """
-    handed: list[Value] = []
-    started: list[Value] = []
-    computed: list[Value] = []
-    for value in definitions:
-        instruction = value[0]
-        if instruction.opcode in _LOOP_VALUES:
-            handed.append(value)
-        elif not instruction.operands or instruction.opcode == "broadcast":
-            started.append(value)
-        else:
-            computed.append(value)
-    return [*reversed(computed), *reversed(handed), *reversed(started)]
+    ranks: tuple[list[Value], ...] = ([], [], [])
+    for value in reversed(definitions):
+        ranks[_rank(value[0])].append(value)
+    computed, handed, started = ranks
+    after = [value for value in later if _rank(value[0]) < 2]
+    return [*computed, *handed, *after, *started]
+
+
+def _rank(instruction: Instruction) -> int:
+    if instruction.opcode in _LOOP_VALUES:
+        return 1
+    return 2 if not instruction.operands or instruction.opcode == "broadcast" else 0
 
 
 def _is_entry_parameter(module: Module, instruction: Instruction) -> bool:

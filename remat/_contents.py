@@ -133,19 +133,21 @@ class Memory:
 
     def _heap_buffers(self) -> Iterator[Buffer]:
         for _, live in self._peaks:
-            for group in live.groups:
+            for group, later in zip(live.groups, live.later, strict=True):
                 size = max(self._buffers.logical[id].bytes for id in group)
-                yield self._buffer(group, size, None)
+                yield self._buffer(group, size, None, later)
 
     def _buffer(
-        self, members: Sequence[int], size: int, allocation: Allocation | None
+        self,
+        members: Sequence[int],
+        size: int,
+        allocation: Allocation | None,
+        later: Sequence[int] = (),
     ) -> Buffer:
         """One entry for the values that share a place."""
         logical = [self._buffers.logical[id] for id in members]
-        values: list[Value] = [
-            (self.module.instructions[one.instruction], one.index) for one in logical
-        ]
-        origin = self._origin(values, allocation)
+        values = self._values(members)
+        origin = self._origin(values, self._values(later), allocation)
         largest = max(range(len(values)), key=lambda i: logical[i].bytes)
         instruction, index = values[largest]
         shape = instruction.shape.at(index)
@@ -168,9 +170,17 @@ class Memory:
             primitive=origin.primitive,
         )
 
-    def _origin(self, values: list[Value], allocation: Allocation | None) -> Origin:
+    def _values(self, members: Iterable[int]) -> list[Value]:
+        logical = (self._buffers.logical[id] for id in members)
+        return [
+            (self.module.instructions[one.instruction], one.index) for one in logical
+        ]
+
+    def _origin(
+        self, values: list[Value], later: list[Value], allocation: Allocation | None
+    ) -> Origin:
         if allocation is None or not allocation.is_parameter:
-            return self.attributor.origin(values)
+            return self.attributor.origin(values, later)
         # Whatever is written over a donated argument, it is the argument at first.
         parameter = self.module.entry.parameters[allocation.parameter_number]
         return Origin(
@@ -186,10 +196,10 @@ class Memory:
             return "argument"
         if allocation is not None and allocation.is_constant:
             return "constants"
+        if all(instruction.shape.at(index).is_tuple for instruction, index in values):
+            return "outputs" if allocation and allocation.is_output else "temporaries"
         if allocation is not None and allocation.is_output:
             return "gradients" if origin.phase == "backward" else "outputs"
-        if all(instruction.shape.at(index).is_tuple for instruction, index in values):
-            return "temporaries"  # tables of pointers
         if not origin.is_known and origin.phase is None:
             return "unknown"
         return self._temporary_category(list(values), origin)

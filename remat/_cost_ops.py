@@ -112,8 +112,7 @@ def _ragged_dot(module: Module, dot: Instruction) -> float:
 
 
 def _sizes(instruction: Instruction, positions: Any) -> int:
-    dimensions = instruction.shape.dimensions
-    return math.prod(dimensions[i] for i in positions if 0 <= i < len(dimensions))
+    return math.prod(instruction.shape.dimension(i) for i in positions)
 
 
 def _convolution(module: Module, convolution: Instruction) -> float:
@@ -125,8 +124,7 @@ def _convolution(module: Module, convolution: Instruction) -> float:
     """
     message = convolution.message
     numbers = message.convolution_dimension_numbers
-    inputs, kernel = (module.operand(convolution, i).shape.dimensions for i in (0, 1))
-    output = convolution.shape.dimensions
+    inputs, kernel = (module.operand(convolution, i).shape for i in (0, 1))
     valid = 1
     for window, i, o in zip(
         message.window.dimensions,
@@ -135,36 +133,46 @@ def _convolution(module: Module, convolution: Instruction) -> float:
         strict=False,
     ):
         valid *= _valid_positions(
-            inputs[i],
-            output[o],
+            inputs.dimension(i),
+            convolution.shape.dimension(o),
             window.size,
             window.stride or 1,
             window.padding_low,
             window.window_dilation or 1,
             window.base_dilation or 1,
         )
-    features = inputs[numbers.input_feature_dimension] // (
-        message.feature_group_count or 1
-    )
-    batch = inputs[numbers.input_batch_dimension] // (message.batch_group_count or 1)
-    outputs = kernel[numbers.kernel_output_feature_dimension]
-    return 2.0 * features * batch * outputs * valid
+    features = inputs.dimension(numbers.input_feature_dimension)
+    batch = inputs.dimension(numbers.input_batch_dimension)
+    outputs = kernel.dimension(numbers.kernel_output_feature_dimension)
+    n_groups = max(1, message.feature_group_count) * max(1, message.batch_group_count)
+    return 2.0 * features * batch * outputs * valid / n_groups
 
 
 @lru_cache(maxsize=4096)
 def _valid_positions(
     n_in: int, n_out: int, size: int, stride: int, low: int, dilation: int, base: int
 ) -> int:
-    """Pairs of output and window positions that meet an input element."""
-    if size == 1 and stride == 1 and low == 0 and base == 1:
-        return min(n_in, n_out)
-    last = (n_in - 1) * base
-    count = 0
-    starts = np.arange(n_out, dtype=np.int64) * stride - low
-    for k in range(size):
-        at = starts + k * dilation
-        count += int(np.count_nonzero((at >= 0) & (at <= last) & (at % base == 0)))
-    return count
+    """Pairs of output position o and window position k that meet an input element.
+
+    They do where at = o * stride - low + k * dilation is a multiple of `base` from 0 to
+    (n_in - 1) * base.
+    """
+    if size > _MAX_WINDOW or max(n_in, n_out, stride, abs(low), dilation, base) > 2**31:
+        return min(n_in, size) * n_out
+    offset = np.arange(size, dtype=np.int64) * dilation - low
+    first = np.maximum(0, -(offset // stride))
+    last = np.minimum(n_out - 1, ((n_in - 1) * base - offset) // stride)
+    # o * stride + offset = 0 (mod base), solved for o.
+    common = math.gcd(stride, base)
+    period = base // common
+    inverse = pow(stride // common, -1, period) if period > 1 else 0
+    phase = (-(offset // common) * inverse) % period
+    first += (phase - first) % period
+    counts = np.maximum(0, (last - first) // period + 1)
+    return int(counts[offset % common == 0].sum())
+
+
+_MAX_WINDOW = 2**22
 
 
 def _library_call(module: Module, call: Instruction) -> float | None:
@@ -220,7 +228,7 @@ def _cudnn_convolution(module: Module, call: Instruction) -> float:
         outputs, kernel = second, result
     else:
         outputs, kernel = result, second
-    features = kernel.dimensions[numbers.kernel_output_feature_dimension]
+    features = kernel.dimension(numbers.kernel_output_feature_dimension)
     return 2.0 * outputs.size * kernel.size / max(features, 1)
 
 

@@ -186,9 +186,9 @@ def _report(
         available_bytes=target.available_bytes,
         fits=_fits(program, needed),
         exact=program.exact,
-        flops=round(cost.flops),
-        recompute_flops=round(cost.recompute_flops),
-        bytes_accessed=round(cost.bytes_accessed),
+        flops=_whole(cost.flops),
+        recompute_flops=_whole(cost.recompute_flops),
+        bytes_accessed=_whole(cost.bytes_accessed),
         estimated_step_s=cost.estimated_s,
         cost=cost,
         buffers=memory.buffers(),
@@ -271,6 +271,10 @@ def _totals_only(program: Program) -> MemoryReport:
         notes=("Totals only: the compiled program holds no buffer assignment.",),
         xla_stats=stats,
     )
+
+
+def _whole(figure: float) -> int:
+    return round(figure) if math.isfinite(figure) else 0
 
 
 def _json_ready(value: Any) -> Any:

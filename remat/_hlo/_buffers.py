@@ -90,7 +90,9 @@ class LiveSet:
     event: int
     """Position of the event after which it holds this."""
     groups: tuple[tuple[int, ...], ...]
-    """Logical buffers, those that share one place together."""
+    """Logical buffers, those that share one place together, up to this moment."""
+    later: tuple[tuple[int, ...], ...]
+    """For each group, the buffers that share its place afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +148,17 @@ class Heap:
             if not holders:
                 self.bytes -= self._logical[place].bytes
 
-    def live(self) -> tuple[tuple[int, ...], ...]:
-        """Buffers of each place in use, all that have shared it since it was."""
-        return tuple(
-            tuple(self._members[place])
+    def live(self) -> dict[int, tuple[int, ...]]:
+        """Places in use, each with all buffers that have shared it so far."""
+        return {
+            place: self.members(place)
             for place, holders in self._holders.items()
             if holders
-        )
+        }
+
+    def members(self, place: int) -> tuple[int, ...]:
+        """The buffers that have shared a place so far."""
+        return tuple(self._members[place])
 
 
 def peak(assignment: BufferAssignment, trace: HeapTrace) -> LiveSet:
@@ -163,7 +169,13 @@ def peak(assignment: BufferAssignment, trace: HeapTrace) -> LiveSet:
         heap.apply(event)
         if heap.bytes > most:
             most, moment = heap.bytes, position
-    heap = Heap(assignment)
+    again = Heap(assignment)
     for event in trace.events[: moment + 1]:
-        heap.apply(event)
-    return LiveSet(bytes=most, event=moment, groups=heap.live())
+        again.apply(event)
+    live = again.live()
+    return LiveSet(
+        bytes=most,
+        event=moment,
+        groups=tuple(live.values()),
+        later=tuple(heap.members(place)[len(live[place]) :] for place in live),
+    )

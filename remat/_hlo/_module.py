@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from remat._hlo._buffers import BufferAssignment
+from remat._hlo._errors import HloError
 from remat._hlo._shapes import Shape
 
 
@@ -83,6 +84,15 @@ class Module:
     stack_frames: Any = field(repr=False)
 
     def operand(self, instruction: Instruction, position: int) -> Instruction:
+        """The instruction whose result is one operand of another.
+
+        Raises:
+            HloError: There is no such operand.
+        """
+        if not 0 <= position < len(instruction.operands):
+            raise HloError(
+                f"{instruction.opcode} {instruction.name} has no operand {position}"
+            )
         return self.instructions[instruction.operands[position]]
 
     @cached_property

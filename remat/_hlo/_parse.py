@@ -19,7 +19,7 @@ from remat._hlo._module import Computation, Instruction, Module, OutputAlias
 from remat._hlo._schema import HloProto
 from remat._hlo._shapes import ShapeReader
 
-_MAX_CALL_DEPTH = 200
+_MAX_CALL_DEPTH = 100
 """Real programs nest loops and fusions a few dozen deep; recursion relies on it."""
 
 

@@ -72,8 +72,22 @@ class Shape:
             return sum(element.bytes for element in self.elements)
         return -(-self.size * self.element_bits // 8)
 
+    def dimension(self, position: int) -> int:
+        """The size of one dimension.
+
+        Raises:
+            HloError: There is no such dimension.
+        """
+        if not 0 <= position < len(self.dimensions):
+            raise HloError(f"no dimension {position} in {list(self.dimensions)}")
+        return self.dimensions[position]
+
     def at(self, index: tuple[int, ...]) -> "Shape":
-        """The shape at a tuple index, `()` being the shape itself."""
+        """The shape at a tuple index, `()` being the shape itself.
+
+        Raises:
+            HloError: There is no such element.
+        """
         shape = self
         for position in index:
             if not 0 <= position < len(shape.elements):
