@@ -12,6 +12,7 @@ import json
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from remat._cost_figures import NO_COST, Cost
 from remat._cost_ops import elementwise_flops, matmul_flops, transcendentals
@@ -84,6 +85,7 @@ class _Counter:
         kind = target.kind if target else guess_kind(module)
         self._module = module
         self._peaks = _Peaks.of(target)
+        self._n_devices = target.n_devices if target else 1
         self._trips = trip_counts(module)
         self._traffic = TrafficCounter(module, lambda color: memory_space(color, kind))
         self._done: dict[int, Cost] = {}
@@ -154,7 +156,7 @@ class _Counter:
     def _collective(self, instruction: Instruction) -> Cost:
         """A ring of the group's devices."""
         kind = _COLLECTIVES[instruction.opcode]
-        n = _group_size(instruction)
+        n = max(1, _group_size(instruction, self._n_devices))
         operands = [self._module.instructions[id].shape for id in instruction.operands]
         size = sum(shape.bytes for shape in operands)
         sent = size * _sent_share(kind, n)
@@ -235,14 +237,27 @@ class _Peaks:
         )
 
 
-def _group_size(instruction: Instruction) -> int:
-    """Devices that take part in one collective."""
+def _group_size(instruction: Instruction, n_devices: int) -> int:
+    """Devices that take part in one collective; all where it lists none.
+
+    XLA has three ways to write them: lists, an iota, and axes of a mesh (0.12).
+    """
     message = instruction.message
     devices = message.collective_device_list
-    if devices.iota_replica_group_list.num_devices_per_group:
+    if devices.iota_replica_group_list.num_devices_per_group > 0:
         return devices.iota_replica_group_list.num_devices_per_group
+    by_mesh = message.mesh_axes_replica_groups
+    if by_mesh.axes:
+        sizes = [axis.size for axis in by_mesh.mesh.axes]
+        return max(1, math.prod(_axis_size(axis, sizes) for axis in by_mesh.axes))
     groups = list(devices.replica_groups) or list(message.replica_groups)
-    return max((len(group.replica_ids) for group in groups), default=1)
+    return max((len(group.replica_ids) for group in groups), default=n_devices)
+
+
+def _axis_size(axis: Any, sizes: list[int]) -> int:
+    if axis.sub_axis.size > 0:
+        return axis.sub_axis.size
+    return sizes[axis.mesh_axis_index] if axis.mesh_axis_index < len(sizes) else 1
 
 
 def _sent_share(kind: str, n: int) -> float:

@@ -29,7 +29,8 @@ Instruction: name=1 string, opcode=2 string, shape=3 Shape, metadata=7 Metadata,
   batch_group_count=58 int64, comparison_direction=63 string,
   *output_operand_aliasing=74 OutputOperandAliasing,
   collective_device_list=87 CollectiveDeviceList,
-  ragged_dot_dimension_numbers=90 RaggedDotDimensions
+  ragged_dot_dimension_numbers=90 RaggedDotDimensions,
+  mesh_axes_replica_groups=93 MeshAxesReplicaGroups
 Metadata: op_type=1 string, op_name=2 string, source_file=3 string,
   source_line=4 int32, stack_frame_id=15 int32
 Shape: element_type=2 int32, *dimensions=3 int64, *tuple_shapes=4 Shape, layout=5 Layout
@@ -54,6 +55,11 @@ ReplicaGroup: *replica_ids=1 int64
 IotaReplicaGroupList: num_replica_groups=1 int64, num_devices_per_group=2 int64
 CollectiveDeviceList: *replica_groups=1 ReplicaGroup,
   iota_replica_group_list=2 IotaReplicaGroupList
+MeshAxesReplicaGroups: mesh=1 Mesh, *axes=2 AxisRef
+Mesh: *axes=1 MeshAxis
+MeshAxis: name=1 string, size=2 int64
+AxisRef: mesh_axis_index=1 int64, sub_axis=2 SubAxis
+SubAxis: pre_size=1 int64, size=2 int64
 OutputOperandAliasing: *output_shape_index=1 int64, operand_index=2 int64,
   *operand_shape_index=3 int64
 Schedule: *sequences=1 SequenceEntry
