@@ -177,4 +177,5 @@ from remat.policies._selector import Selector as Selector
 from remat.policies._selector import anything as anything
 from remat.policies._value import Decision as Decision
 from remat.policies._value import Value as Value
+from remat.policies._value import kind_of as kind_of
 from remat.policies._value import numbered as numbered

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from remat.policies._checks import checked_count, checked_strings
 from remat.policies._selector import Selector, call_code
-from remat.policies._value import Value
+from remat.policies._value import Value, has_batch_dims
 
 MATMULS = frozenset({"dot_general", "scaled_matmul_wrapper"})
 CONVOLUTIONS = frozenset({"conv_general_dilated"})
@@ -64,7 +64,8 @@ class DotsNoBatch(Selector):
         if value.primitive == "scaled_matmul_wrapper":
             # It always carries one batch dimension, of size 1 where there is none.
             return value.in_avals[0].shape[0] == 1
-        return value.primitive == "dot_general" and not value.has_batch_dims
+        is_batched = has_batch_dims(value.primitive, value.params)
+        return value.primitive == "dot_general" and not is_batched
 
     def primitives(self) -> frozenset[str] | None:
         return MATMULS

@@ -58,7 +58,7 @@ class Value:
     region_path: str | None = None
     """Path of the region."""
     ordinal: int | None = None
-    """Index among the region's values of the same kind, as `numbered` counts."""
+    """Index among the region's values of the same kind (`kind_of`)."""
     jax_primitive: Any = field(default=None, repr=False, compare=False)
     """The primitive itself, for policies that are JAX callables."""
 
@@ -75,14 +75,6 @@ class Value:
         """Every checkpoint name the value goes by."""
         return self.aliases if self.name is None else (self.name, *self.aliases)
 
-    @property
-    def has_batch_dims(self) -> bool:
-        """Whether it is a matrix product with batch dimensions."""
-        if self.primitive != "dot_general" or "dimension_numbers" not in self.params:
-            return False
-        _, (lhs_batch, rhs_batch) = self.params["dimension_numbers"]
-        return bool(lhs_batch or rhs_batch)
-
     @classmethod
     def asked_by_jax(cls, primitive: Any, in_avals: tuple, params: Mapping) -> "Value":
         """The value in JAX's question `policy(primitive, *in_avals, **params)`."""
@@ -95,18 +87,40 @@ class Value:
         )
 
 
-def numbered(values: Iterable[Value]) -> tuple[Value, ...]:
-    """The values of one region with their `ordinal` filled in.
+def has_batch_dims(primitive: str, params: Mapping[str, Any]) -> bool:
+    """Whether an equation is a matrix product with batch dimensions."""
+    if primitive != "dot_general" or "dimension_numbers" not in params:
+        return False
+    _, (lhs_batch, rhs_batch) = params["dimension_numbers"]
+    return bool(lhs_batch or rhs_batch)
+
+
+def kind_of(primitive: str, params: Mapping[str, Any]) -> str:
+    """The kind of a value, within which `Value.ordinal` counts.
 
     Values are of one kind when the same primitive makes them; matrix products with
-    batch dimensions (attention scores, experts) are counted apart from those
-    without (projections).
+    batch dimensions (attention scores, experts) are apart from those without
+    (projections), so that "every second projection" can be said.
+
+    Args:
+        primitive: Name of the primitive that makes the value.
+        params: Parameters of its equation.
+
+    Returns:
+        A word for the kind.
+    """
+    batched = has_batch_dims(primitive, params)
+    return f"batched {primitive}" if batched else primitive
+
+
+def numbered(values: Iterable[Value]) -> tuple[Value, ...]:
+    """The values of one region with their `ordinal` filled in.
 
     Args:
         values: All values of a region, in the order of its equations.
 
     Returns:
-        The same values, numbered from 0 within each kind.
+        The same values, numbered from 0 within each kind (`kind_of`).
 
     Example:
         >>> from remat import policies
@@ -117,7 +131,7 @@ def numbered(values: Iterable[Value]) -> tuple[Value, ...]:
     seen: collections.Counter = collections.Counter()
     result = []
     for value in values:
-        kind = (value.primitive, value.has_batch_dims)
+        kind = kind_of(value.primitive, value.params)
         result.append(replace(value, ordinal=seen[kind]))
         seen[kind] += 1
     return tuple(result)

@@ -46,4 +46,4 @@ class NamedValue:
     aliases: tuple[str, ...]
     """Checkpoint names that the model's code gives it."""
     ordinal: int
-    """Index among the region's values that the same primitive makes."""
+    """Index among the region's values of its kind (`remat.policies.kind_of`)."""

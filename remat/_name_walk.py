@@ -27,6 +27,7 @@ from remat import _jax_compat as compat
 from remat._labels import Label, NamedValue
 from remat._op_name import modules
 from remat._settle import name_outputs, needs_settling, settle
+from remat.policies import kind_of
 
 _OPENED = compat.CALL_PRIMITIVES | compat.REGION_PRIMITIVES | {"xla_metadata_call"}
 """Calls, looked through: their results are named inside."""
@@ -177,8 +178,9 @@ class NameWalk:
             aliases = (eqn.params["name"], *aliases)
         aval: Any = var.aval
         primitive = eqn.primitive.name
-        ordinal = self.ordinals[primitive]
-        self.ordinals[primitive] += 1
+        kind = kind_of(primitive, eqn.params)
+        ordinal = self.ordinals[kind]
+        self.ordinals[kind] += 1
         label = Label(
             id=base if len(eqn.outvars) == 1 else f"{base}[{position}]",
             module_path="/".join(_modules(place, eqn)),

@@ -383,3 +383,16 @@ def test_second_derivatives_are_the_same(policy):
 
     kept, plain = (jax.grad(slope(p))(x) for p in (policy, policies.everything))
     chex.assert_trees_all_close(kept, plain, rtol=1e-5)
+
+
+def test_every_second_product_with_weights_is_counted_among_those():
+    policy = policies.save(policies.every_nth(policies.dots_no_batch(), 2, start=1))
+    region = remat.with_policy(jax.checkpoint(block), policy)
+    kept = saved_residuals(region, *block_args())
+    # Products are query, key, value, scores, context, output, up and down; with
+    # weights are all but scores and context: kept are key, output and down.
+    assert kept == [
+        "named 'remat.save:dot_general.2'",
+        "named 'remat.save:dot_general.6'",
+        "named 'remat.save:dot_general.8'",
+    ]
