@@ -185,9 +185,14 @@ def _what_to_do(error: str, target: Target) -> str:
     )
 
 
+_OPTIONS = "Look at compiler_options: one is unknown, or has a value of another type. "
 _HINTS = {
-    "compile option": "Look at compiler_options: one is unknown, or of another type. ",
-    "setting option": "Look at compiler_options: one is unknown, or of another type. ",
+    "compile option": _OPTIONS,
+    "setting option": _OPTIONS,
+    "into flag": _OPTIONS,
+    # An offloaded value's layout, S(5), against one in device memory: 0.12.0.1, GPU.
+    "S(5)": "XLA for GPUs cannot offload out of a scan inside a scan: save these "
+    "values, recompute them, or make one scan of the two. ",
     "libdevice": 'Parts of CUDA are missing; run: pip install "remat[targets]". ',
     "cuDNN": "cuDNN kernels need NVIDIA's libraries, and cannot be compiled for an "
     "absent GPU without them; take another implementation. ",

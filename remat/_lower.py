@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
+from remat import _jax_compat as compat
 from remat._backend_query import watch_backend_queries
 from remat._flatten import is_traceable
 from remat._targets import Target, TargetError
@@ -74,29 +75,48 @@ def trace(
     options: dict[str, Any] = {"donate_argnums": donate_argnums}
     if not any(is_array):  # nothing else would say which devices
         options["out_shardings"] = target.sharding()
-    args, kwargs = treedef.unflatten(_place(leaves, is_array, target))
-    with watch_backend_queries(target):
+    shardings = [
+        _moved(leaf, target) if yes else None
+        for leaf, yes in zip(leaves, is_array, strict=True)
+    ]
+
+    def trace_on(default: NamedSharding | None) -> Any:
+        shapes = [
+            _shape(leaf, sharding or default) if yes else None
+            for leaf, yes, sharding in zip(leaves, is_array, shardings, strict=True)
+        ]
+        args, kwargs = treedef.unflatten(shapes)
         return jax.jit(over_arrays, **options).trace(*args, **kwargs)
+
+    with watch_backend_queries(target):
+        if any(shardings):  # the others follow them
+            return trace_on(None)
+        traced = trace_on(target.sharding())
+        # Not on the first device, where the function has a mesh of its own.
+        return trace_on(None) if _has_mesh(traced.jaxpr) else traced
+
+
+def _has_mesh(jaxpr: Any) -> bool:
+    """Whether a program names several devices itself (shard_map, a constraint)."""
+    for eqn in compat.open_jaxpr(jaxpr).eqns:
+        places = [eqn.params.get(name) for name in _PLACES]
+        for value in jax.tree.leaves(places):
+            mesh = getattr(value, "mesh", value)
+            if isinstance(mesh, Mesh) and mesh.size > 1:
+                return True
+        if any(_has_mesh(inner) for inner in compat.subjaxprs(eqn.params)):
+            return True
+    return False
+
+
+_PLACES = ("mesh", "sharding", "in_shardings", "out_shardings")
+"""Parameters of equations that can name devices: 0.10.2 - 0.12.0.1."""
 
 
 def _arrays_only(tree: Any) -> Any:
     return jax.tree.map(
         lambda leaf: leaf if isinstance(leaf, jax.Array) else None, tree
     )
-
-
-def _place(leaves: Sequence[Any], is_array: Sequence[bool], target: Target) -> list:
-    """Shapes in place of arrays, on the target's devices; None in place of the rest."""
-    shardings = [
-        _moved(leaf, target) if yes else None
-        for leaf, yes in zip(leaves, is_array, strict=True)
-    ]
-    # Beside sharded arguments, the others follow them.
-    default = target.sharding() if not any(shardings) else None
-    return [
-        _shape(leaf, sharding or default) if yes else None
-        for leaf, yes, sharding in zip(leaves, is_array, shardings, strict=True)
-    ]
 
 
 def _shape(leaf: Any, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:

@@ -35,6 +35,11 @@ PREALLOCATED_SHARE = 0.75
 """The share of a GPU's memory that JAX takes unless told otherwise."""
 
 
+def _figure() -> Any:
+    # Not compared: it follows from the name, and nan is not equal to itself.
+    return dataclasses.field(compare=False)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
     """A device, or a topology of equal devices, to compile for. Made by `target`.
@@ -63,18 +68,18 @@ class Target:
     preallocates, by `XLA_PYTHON_CLIENT_MEM_FRACTION`. TPU: what the compiler allows."""
     reserved_bytes: int
     """What a TPU's runtime keeps for itself; `available_bytes` is without it."""
-    bandwidth_bytes_s: float
+    bandwidth_bytes_s: float = _figure()
     """Peak between device memory and cores; nan where unknown."""
-    flops_bf16: float
+    flops_bf16: float = _figure()
     """Peak FLOP/s of bfloat16 matrix products; nan where unknown."""
-    flops_fp32: float
+    flops_fp32: float = _figure()
     """Peak FLOP/s in float32; nan where unknown."""
-    flops_tf32: float
+    flops_tf32: float = _figure()
     """Peak FLOP/s of float32 matrix products at JAX's default precision."""
-    host_link_bytes_s: float
+    host_link_bytes_s: float = _figure()
     """Peak to or from host memory, one direction; nan where unknown."""
-    ici_bytes_s: float
-    """Peak to the neighbouring devices, one direction, all links; nan if unknown."""
+    ici_bytes_s: float = _figure()
+    """Peak to other devices (ICI, NVLink), one direction, all links; nan if unknown."""
     source: str
     """Where the figures are from."""
 
