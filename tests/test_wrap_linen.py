@@ -1,0 +1,415 @@
+"""`remat.remat` on Linen classes, instances, methods and functions of modules."""
+
+import functools
+import pickle
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
+
+import remat
+from remat._hold import StaticArgumentError
+
+X = jnp.linspace(-1.0, 1.0, 16).reshape(2, 8)
+RNGS = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+
+
+class Block(nn.Module):
+    """Uses everything a region must not disturb."""
+
+    features: int = 8
+
+    @nn.compact
+    def __call__(self, x, mask=None, train=True):
+        x = nn.Dense(self.features)(x)
+        x = nn.BatchNorm(use_running_average=not train)(x)
+        x = nn.Dropout(0.5, deterministic=not train)(x)
+        self.sow("intermediates", "h", x)
+        count = self.variable("cache", "n", lambda: jnp.zeros((), jnp.int32))
+        count.value = count.value + 1
+        x = checkpoint_name(jnp.sin(x), "h")
+        return nn.Dense(self.features)(x if mask is None else x * mask)
+
+
+class Net(nn.Module):
+    """Blocks by automatic names, by given names, and from instances."""
+
+    block: Any
+    form: str = "auto"
+
+    @nn.compact
+    def __call__(self, x, train=True):
+        for i in range(2):
+            if self.form == "auto":
+                x = self.block()(x, train=train)
+            elif self.form == "named":
+                x = self.block(name=f"b{i}")(x, None, train)
+            elif self.form == "instance":
+                x = remat.remat(Block())(x, train=train)
+        return x
+
+
+class SetupNet(nn.Module):
+    wrap: Any
+
+    def setup(self):
+        self.a = self.wrap(Block)()
+        self.b = [self.wrap(Block)(), self.wrap(Block)()]
+
+    def __call__(self, x, train=True):
+        for block in (self.a, *self.b):
+            x = block(x, train=train)
+        return x
+
+
+class SetupInstances(SetupNet):
+    def setup(self):
+        self.a = self.wrap(Block())
+        self.b = [self.wrap(Block()), self.wrap(Block())]
+
+
+def same(x):
+    return x
+
+
+PAIRS = {
+    "auto": (Net(Block), Net(remat.remat(Block))),
+    "named": (Net(Block, "named"), Net(remat.remat(Block), "named")),
+    "instance": (Net(Block), Net(Block, "instance")),
+    "setup": (SetupNet(same), SetupNet(remat.remat)),
+    "setup instance": (SetupInstances(same), SetupInstances(remat.remat)),
+    "top instance": (Block(), remat.remat(Block())),
+    "partial": (
+        Net(functools.partial(Block, features=8)),
+        Net(remat.remat(functools.partial(Block, features=8))),
+    ),
+    "names kept": (Net(Block), Net(remat.remat(Block, remat.policies.save_names("h")))),
+}
+
+
+def step(model, variables):
+    """Loss, gradients and all mutated collections of a training step."""
+
+    def loss(params):
+        y, updates = model.apply(
+            {**variables, "params": params},
+            X,
+            train=True,
+            rngs={"dropout": jax.random.key(7)},
+            mutable=["batch_stats", "cache", "intermediates"],
+        )
+        return (y**2).sum(), updates
+
+    return jax.value_and_grad(loss, has_aux=True)(variables["params"])
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_variables_gradients_and_updates_are_those_of_the_unwrapped(pair):
+    plain, wrapped = PAIRS[pair]
+    variables = plain.init(RNGS, X)
+    chex.assert_trees_all_equal(wrapped.init(RNGS, X), variables)
+    expected = step(plain, variables)
+    assert set(expected[0][1]) == {"batch_stats", "cache", "intermediates"}
+    chex.assert_trees_all_close(
+        step(wrapped, variables), expected, rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_each_block_is_one_region(pair):
+    plain, wrapped = PAIRS[pair]
+    variables = jax.eval_shape(plain.init, RNGS, X)
+    regions = remat.find_regions(functools.partial(step, wrapped), variables)
+    n_blocks = {"setup": 3, "setup instance": 3, "top instance": 1}.get(pair, 2)
+    assert len(regions) == n_blocks
+    assert not remat.find_regions(functools.partial(step, plain), variables)
+
+
+def test_class_is_left_as_it_was_and_the_new_one_looks_like_it():
+    def contents():  # Flax itself rewrites the fields when a class is subclassed
+        return {k: v for k, v in vars(Block).items() if k != "__dataclass_fields__"}
+
+    before = contents()
+    wrapped = remat.remat(Block)
+    assert contents() == before
+    assert wrapped is not Block
+    assert issubclass(wrapped, Block)
+    assert (wrapped.__name__, wrapped.__doc__) == ("Block", Block.__doc__)
+    assert repr(wrapped()) == repr(Block())
+    assert wrapped(features=4).clone().features == 4
+
+
+def test_instance_is_left_as_it_was():
+    block = Block()
+    assert type(remat.remat(block)) is not Block
+    assert type(block) is Block
+    assert not remat.find_regions(lambda: block.init_with_output(RNGS, X)[0])
+
+
+def test_wrapped_module_pickles_when_it_stands_in_for_its_class(monkeypatch):
+    wrapped = remat.remat(Block)
+    monkeypatch.setattr(f"{__name__}.Block", wrapped)
+    assert pickle.loads(pickle.dumps(wrapped)) is wrapped
+
+
+# --- methods
+
+
+class Embedder(nn.Module):
+    activation: Any = nn.tanh
+
+    def setup(self):
+        self.embedding = self.param("embedding", nn.initializers.normal(), (5, 8))
+
+    def encode(self, x, scale=1.0):
+        return self.activation(x @ self.embedding) * scale
+
+    def decode(self, x):
+        return self.activation(x @ self.embedding.T)
+
+    def both(self, x):
+        return self.decode(self._twice(self.encode(x)))
+
+    def _twice(self, x):
+        return 2 * x
+
+    @nn.nowrap
+    def describe(self):
+        return f"{self.activation.__name__} of 5"
+
+    @property
+    def width(self):
+        return 8
+
+    @staticmethod
+    def double(x):
+        return 2 * x
+
+    def __call__(self, x):
+        return self.both(x)
+
+
+EMBED_X = jnp.ones((2, 5))
+
+
+@pytest.mark.parametrize(
+    ("method", "x"),
+    [
+        ("__call__", EMBED_X),
+        ("encode", EMBED_X),
+        ("decode", jnp.ones((2, 8))),
+        ("both", EMBED_X),
+    ],
+)
+def test_every_public_method_is_one_region_of_its_own(method, x):
+    plain, wrapped = Embedder(), remat.remat(Embedder)()
+    variables = plain.init(jax.random.key(0), EMBED_X)
+
+    def run(model, x):
+        return model.apply(variables, x, method=method)
+
+    chex.assert_trees_all_equal(run(wrapped, x), run(plain, x))
+    assert len(remat.find_regions(functools.partial(run, wrapped), x)) == 1
+
+
+def test_what_is_no_method_of_the_module_is_left_alone():
+    wrapped = remat.remat(Embedder)()
+    assert wrapped.describe() == "tanh of 5"
+    assert wrapped.width == 8
+    assert wrapped.double(2) == 4
+    assert wrapped.activation is nn.tanh
+
+
+def test_bound_method_and_function_of_a_module():
+    class Outer(nn.Module):
+        wrap: Any
+
+        def setup(self):
+            self.embedder = Embedder()
+
+        def __call__(self, x):
+            h = self.wrap(self.embedder.encode)(x, scale=2.0)
+            return self.wrap(lambda module, h: module.decode(h))(self.embedder, h)
+
+    plain, wrapped = Outer(same), Outer(remat.remat)
+    variables = plain.init(jax.random.key(0), EMBED_X)
+    chex.assert_trees_all_equal(wrapped.init(jax.random.key(0), EMBED_X), variables)
+    chex.assert_trees_all_equal(
+        wrapped.apply(variables, EMBED_X), plain.apply(variables, EMBED_X)
+    )
+    assert len(remat.find_regions(wrapped.apply, variables, EMBED_X)) == 2
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_decorated_method(compact):
+    def decorated(wrap):
+        class Decorated(nn.Module):
+            if compact:
+
+                @wrap
+                @nn.compact
+                def __call__(self, x, train=False):
+                    return nn.Dense(8)(x) if train else nn.Dense(8)(x) * 2
+
+            else:
+
+                def setup(self):
+                    self.dense = nn.Dense(8)
+
+                @wrap
+                def __call__(self, x, train=False):
+                    return self.dense(x) if train else self.dense(x) * 2
+
+        return Decorated()
+
+    plain, wrapped = decorated(same), decorated(remat.remat)
+    variables = plain.init(RNGS, X)
+    chex.assert_trees_all_equal(wrapped.init(RNGS, X), variables)
+    for train in (True, False):
+        chex.assert_trees_all_equal(
+            wrapped.apply(variables, X, train=train),
+            plain.apply(variables, X, train=train),
+        )
+    assert len(remat.find_regions(wrapped.apply, variables, X)) == 1
+
+
+def test_bound_apply_of_a_model_is_a_function_of_its_variables():
+    model = Embedder()
+    variables = model.init(jax.random.key(0), EMBED_X)
+    (region,) = remat.find_regions(remat.remat(model.apply), variables, EMBED_X)
+    assert len(region.eqn.invars) == 2
+
+
+def test_modules_and_variables_as_arguments():
+    class Reader(nn.Module):
+        @nn.compact
+        def __call__(self, x, dense):
+            return jnp.sin(dense(x))
+
+    class Outer(nn.Module):
+        reader: Any
+
+        @nn.compact
+        def __call__(self, x):
+            return self.reader()(x, nn.Dense(4, name="shared"))
+
+    plain, wrapped = Outer(Reader), Outer(remat.remat(Reader))
+    variables = plain.init(RNGS, X)
+    chex.assert_trees_all_equal(wrapped.init(RNGS, X), variables)
+    chex.assert_trees_all_equal(wrapped.apply(variables, X), plain.apply(variables, X))
+
+
+def test_decode_cache_is_written_by_each_call():
+    attention = functools.partial(nn.MultiHeadDotProductAttention, 2, decode=True)
+    x = jnp.ones((1, 3, 8))
+
+    def decode(cls):
+        model = cls()
+        variables = jax.jit(model.init)(jax.random.key(0), x)
+        apply = jax.jit(functools.partial(model.apply, mutable=["cache"]))
+        outs, cache = [], variables["cache"]
+        for i in range(3):
+            token = x[:, i : i + 1]
+            y, new = apply({**variables, "cache": cache}, token, token)
+            outs, cache = [*outs, y], new["cache"]
+        return outs, cache
+
+    chex.assert_trees_all_equal(decode(remat.remat(attention)), decode(attention))
+
+
+# --- flags
+
+
+class Flagged(nn.Module):
+    @nn.compact
+    def __call__(self, x, mask, train):
+        x = nn.Dense(8)(x)
+        return x + mask if train else x
+
+
+@pytest.mark.parametrize("static", [(), ("train",), "train"])
+def test_flag_by_position_or_keyword_with_an_optional_array(static):
+    plain, wrapped = Flagged(), remat.remat(Flagged, static_argnames=static)()
+    variables = plain.init(RNGS, X, X, True)
+    for mask, train in ((X, True), (None, False)):
+        expected = plain.apply(variables, X, mask, train)
+        chex.assert_trees_all_equal(wrapped.apply(variables, X, mask, train), expected)
+        chex.assert_trees_all_equal(
+            wrapped.apply(variables, X, train=train, mask=mask), expected
+        )
+
+
+@pytest.mark.parametrize("static", [(), ("train",)])
+def test_traced_flag_is_named_with_its_module(static):
+    class Outer(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            block = remat.remat(Flagged, static_argnames=static)
+            return block(name="first")(x, x, train)
+
+    with pytest.raises(
+        StaticArgumentError, match=r"Flagged\.__call__ \(module 'first'\).*'train'"
+    ):
+        jax.jit(Outer().init)(RNGS, X, True)
+
+
+def test_unknown_static_name_raises_for_a_class():
+    with pytest.raises(ValueError, match="Flagged has no argument 'trian'"):
+        remat.remat(Flagged, static_argnames="trian")
+
+
+def test_policy_that_names_what_a_block_does_not_emit_raises():
+    with pytest.raises(ValueError, match="'h'"):
+        remat.remat(Block, remat.policies.save_names("hh"))().init(RNGS, X)
+
+
+# --- loops
+
+
+class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return jnp.sin(nn.Dense(8)(x)), None
+
+
+def scanned(layer, **kwargs):
+    return nn.scan(
+        layer, variable_axes={"params": 0}, split_rngs={"params": True}, **kwargs
+    )()
+
+
+@pytest.mark.parametrize(
+    ("length", "unroll", "expected"),
+    [(4, 1, False), (4, 2, True), (4, 4, True), (1, 1, True)],
+)
+def test_barrier_in_a_scan_follows_whether_it_stays_a_loop(length, unroll, expected):
+    plain = scanned(Layer, length=length, unroll=unroll)
+    wrapped = scanned(remat.remat(Layer), length=length, unroll=unroll)
+    variables = jax.eval_shape(plain.init, RNGS, X, None)
+    assert jax.eval_shape(wrapped.init, RNGS, X, None) == variables
+    (region,) = remat.find_regions(wrapped.apply, variables, X, None)
+    assert region.prevent_cse is expected
+    assert region.times == length
+
+
+def test_barrier_stays_where_jit_keeps_the_trace():
+    class Jitted(nn.Module):
+        @nn.compact
+        def __call__(self, x, _):
+            return nn.jit(remat.remat(Layer))()(x, None)
+
+    wrapped = scanned(Jitted, length=4)
+    variables = jax.eval_shape(wrapped.init, RNGS, X, None)
+    (region,) = remat.find_regions(wrapped.apply, variables, X, None)
+    assert region.prevent_cse
+
+
+def test_barrier_stays_in_a_straight_line():
+    model = Net(remat.remat(Block))
+    variables = jax.eval_shape(model.init, RNGS, X)
+    regions = remat.find_regions(functools.partial(step, model), variables)
+    assert [region.prevent_cse for region in regions] == [True, True]
