@@ -145,7 +145,7 @@ def _captured(fn: Any, is_node: Callable[[Any], bool]) -> Iterator[Any]:
         elif isinstance(value, functools.partial):
             pending.extend((value.func, *value.args, *value.keywords.values()))
         elif isinstance(value, list | tuple | dict):
-            pending.extend(jax.tree.leaves(value, is_leaf=is_node))
+            pending.extend(value.values() if isinstance(value, dict) else value)
         elif callable(value):  # a jitted function, say
             pending.append(getattr(value, "__wrapped__", None))
 
