@@ -9,6 +9,7 @@ from remat.policies._value import Value, has_batch_dims
 MATMULS = frozenset({"dot_general", "scaled_matmul_wrapper"})
 CONVOLUTIONS = frozenset({"conv_general_dilated"})
 CHOICES = frozenset({"top_k", "approx_top_k", "argmax", "argmin"})
+SORT = frozenset({"sort"})
 ELEMENTWISE = frozenset(
     """
     abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
@@ -82,7 +83,7 @@ class Discrete(Selector):
         return value.primitive in CHOICES or _carries_payload(value)
 
     def primitives(self) -> frozenset[str] | None:
-        return CHOICES | {"sort"}
+        return CHOICES | SORT
 
     def __repr__(self) -> str:
         return "discrete()"

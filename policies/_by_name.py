@@ -79,13 +79,13 @@ class NamedMatching(_ByName):
 
 @dataclass(frozen=True, slots=True)
 class NamedOtherThan(Selector):
-    """Values that `checkpoint_name` makes, but for some names."""
+    """Values that have a checkpoint name, but for some names."""
 
     unwanted: frozenset[str]
     """The names left out."""
 
     def matches(self, value: Value) -> bool:
-        return value.name is not None and value.name not in self.unwanted
+        return any(name not in self.unwanted for name in value.checkpoint_names)
 
     def primitives(self) -> frozenset[str] | None:
         return NAME

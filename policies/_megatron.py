@@ -8,7 +8,7 @@ Korthikanti et al., Reducing Activation Recomputation in Large Transformer Model
 """
 
 from remat.policies._by_kind import discrete, elementwise
-from remat.policies._by_name import named, named_like
+from remat.policies._by_name import named_like
 from remat.policies._by_place import directly_in, in_module
 from remat.policies._catalogue import nothing
 from remat.policies._checks import checked_count, checked_strings
@@ -25,7 +25,8 @@ _SOURCE = "Megatron-LM"
 _MOE = in_module("*moe*", "*experts*", "*mixture*")
 
 MODULES: dict[str, Selector] = {
-    "core_attn": directly_in("*attn*", "*attention*") - named("context"),
+    # A pattern, since the output of attention need not have a name.
+    "core_attn": directly_in("*attn*", "*attention*") - named_like("context"),
     "layernorm": in_module("*norm*", "ln*"),
     "mla_up_proj": in_module("*up_proj*", "wq_b", "wkv_b") & in_module("*att*", "mla*"),
     "mlp": in_module("*mlp*", "*feed_forward*", "ffn*") - _MOE,

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from jax.ad_checkpoint import Offloadable
 
+from remat.policies._by_kind import CHOICES, SORT
 from remat.policies._checks import HOST_MEMORY
 from remat.policies._description import (
     Description,
@@ -22,7 +23,7 @@ from remat.policies._rules import (
     Rule,
     Union,
 )
-from remat.policies._selector import Selector
+from remat.policies._selector import NAME, Selector
 from remat.policies._value import Decision, Value
 
 ASKED_BY_REMAT3 = frozenset({"dot_general", "conv_general_dilated", "name"})
@@ -95,6 +96,12 @@ class Policy:
     def mentions(self, name: str) -> bool:
         """Whether the policy speaks of a checkpoint name, by spelling or pattern."""
         return self.rule.mentions(name)
+
+    @property
+    def keeps_by_name_only(self) -> bool:
+        """Whether, on a model without checkpoint names, it would keep no tensor."""
+        kept = self.rule.primitives()
+        return kept is not None and "name" in kept and kept <= NAME | CHOICES | SORT
 
     @property
     def offloads(self) -> bool:

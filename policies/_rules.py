@@ -11,7 +11,7 @@ recompute < offload < save:
 
 from dataclasses import dataclass
 
-from remat.policies._by_kind import CHOICES
+from remat.policies._by_kind import CHOICES, SORT
 from remat.policies._selector import (
     ALIASES,
     NAME,
@@ -175,7 +175,7 @@ class Difference(Pair):
         # `minimal - named("mlpwo")`: where only named values are kept, the `name`
         # equation itself knows whether it is one to leave out.
         kept = self.left.primitives()
-        if not negated and kept is not None and kept <= NAME | CHOICES | {"sort"}:
+        if not negated and kept is not None and kept <= NAME | CHOICES | SORT:
             right -= ALIASES
         return left | right
 

@@ -252,3 +252,29 @@ def test_map_takes_the_first_pattern_that_matches():
     value = Value(primitive="exp", region_path="embed")
     with pytest.raises(PolicyError, match="no pattern matches the region 'embed'"):
         by_region.decide(value)
+
+
+def test_a_value_goes_by_the_names_that_later_equations_give_it():
+    value = Value(primitive="tanh", aliases=("a", "b"))
+    assert policies.save_names("b").decide(value) is Decision.SAVE
+    assert policies.save_any_names_but("a").decide(value) is Decision.SAVE
+    assert policies.save_any_names_but("a", "b").decide(value) is Decision.RECOMPUTE
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (policies.save_names("a"), True),
+        (policies.minimal, True),
+        (policies.axlearn_qkv_proj, True),
+        (policies.haliax_offload, True),
+        (policies.minimal - policies.named("mlpwo"), True),
+        (policies.save_dots | policies.save_names("a"), False),
+        (policies.megatron_core_attn, False),
+        (policies.nothing, False),
+        (policies.everything, False),
+    ],
+    ids=lambda x: repr(x),
+)
+def test_keeps_by_name_only(policy, expected):
+    assert policy.keeps_by_name_only == expected
