@@ -4,7 +4,9 @@ import collections
 import dataclasses
 import difflib
 import fnmatch
+import os
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -183,7 +185,18 @@ def _check_names(policy: Policy, regions: Sequence[Region]) -> None:
             f"save nothing by name. {what}"
         )
     message = f"{policy!r} names {_listed(missing)}, which no region emits. {what}"
-    warnings.warn(MissingNamesWarning(message, missing), stacklevel=2)
+    warnings.warn(MissingNamesWarning(message, missing), stacklevel=_users_level())
+
+
+def _users_level() -> int:
+    """How many calls up the user's code is, past this package, JAX and Flax."""
+    names = [name for name in ("remat", "jax", "flax") if name in sys.modules]
+    files = [sys.modules[name].__file__ or "" for name in names]
+    packages = tuple(os.path.dirname(file) + os.sep for file in files)
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith(packages):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _listed(names: Iterable[str], most: int = 20) -> str:

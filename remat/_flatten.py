@@ -49,9 +49,9 @@ def record(
 
     def flat_fn(*arrays: Any) -> list[Any]:
         inner_args, inner_kwargs = treedef.unflatten(_merge(leaves, is_array, arrays))
-        out = Split.of(fn(*inner_args, **inner_kwargs))
+        out, arrays = Split.of(fn(*inner_args, **inner_kwargs))
         returned.append(out)
-        return out.arrays
+        return arrays
 
     inputs = tuple(leaf for leaf, yes in zip(leaves, is_array, strict=True) if yes)
     closed, _ = compat.trace(flat_fn, *inputs)
@@ -60,23 +60,24 @@ def record(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Split:
-    """A pytree taken apart into the arrays in it and all the rest."""
+    """A pytree without the arrays in it."""
 
     leaves: list[Any]
+    """The leaves, None for each array: a tracer must not outlive its trace."""
     is_array: list[bool]
     treedef: Any
 
     @staticmethod
-    def of(tree: Any) -> "Split":
+    def of(tree: Any) -> "tuple[Split, list[Any]]":
+        """A pytree taken apart into all the rest and the arrays in it."""
         leaves, treedef = jax.tree.flatten(tree)
-        return Split(leaves, [isinstance(leaf, jax.Array) for leaf in leaves], treedef)
-
-    @property
-    def arrays(self) -> list[Any]:
-        pairs = zip(self.leaves, self.is_array, strict=True)
-        return [leaf for leaf, yes in pairs if yes]
+        is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
+        arrays = [x for x, yes in zip(leaves, is_array, strict=True) if yes]
+        rest = [None if isinstance(x, jax.Array) else x for x in leaves]
+        return Split(rest, is_array, treedef), arrays
 
     def join(self, arrays: Sequence[Any]) -> Any:
+        """The pytree with other arrays."""
         return self.treedef.unflatten(_merge(self.leaves, self.is_array, arrays))
 
 
