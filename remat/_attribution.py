@@ -107,10 +107,10 @@ class Attributor:
             return None
         if stated := parse_op_name(instruction.op_name).phase:
             return stated
-        if not self._first_backward:
+        if not self._uses_gradients:
             return None
-        position = self._entry_position(instruction)
-        return "forward" if position < self._first_backward else "optimizer"
+        in_entry = self._caller_in_entry(instruction)
+        return "optimizer" if in_entry.id in self._uses_gradients else "forward"
 
     def read_in(self, definitions: Iterable[Value]) -> frozenset[str]:
         """The passes that read any of the values."""
@@ -191,33 +191,28 @@ class Attributor:
         )
 
     @cached_property
-    def _first_backward(self) -> int:
-        """Position in the entry of the first backward instruction; 0 if none."""
-        for position, id in enumerate(self._entry_order):
-            name = self._module.instructions[id].op_name
-            if name and parse_op_name(name).phase in ("backward", "recompute"):
-                return position
-        return 0
+    def _uses_gradients(self) -> frozenset[int]:
+        """Instructions of the entry that depend on the backward pass; none if none."""
+        found: set[int] = set()
+        for instruction in self._module.entry.instructions:
+            if any(id in found for id in instruction.operands):
+                found.add(instruction.id)
+            elif instruction.operands and instruction.op_name:
+                if parse_op_name(instruction.op_name).phase in (
+                    "backward",
+                    "recompute",
+                ):
+                    found.add(instruction.id)
+        return frozenset(found)
 
-    @cached_property
-    def _entry_order(self) -> tuple[int, ...]:
-        entry = self._module.entry
-        return entry.schedule or tuple(one.id for one in entry.instructions)
-
-    @cached_property
-    def _entry_positions(self) -> dict[int, int]:
-        return {id: position for position, id in enumerate(self._entry_order)}
-
-    def _entry_position(self, instruction: Instruction) -> int:
-        """Where in the entry's schedule an instruction runs, callers followed."""
+    def _caller_in_entry(self, instruction: Instruction) -> Instruction:
+        """The instruction of the entry computation that one runs inside of."""
         for _ in range(len(self._module.computations)):
-            if instruction.computation == self._module.entry.id:
-                break
             callers = self._module.callers[instruction.computation]
-            if not callers:
-                return 0
+            if instruction.computation == self._module.entry.id or not callers:
+                break
             instruction = callers[0]
-        return self._entry_positions.get(instruction.id, 0)
+        return instruction
 
 
 def _argument(parameter: Instruction, phase: str | None, n_stacked: int) -> Origin:

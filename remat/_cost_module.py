@@ -2,8 +2,9 @@
 
 Time is a roofline: each instruction that is scheduled takes the longer of its work at
 the device's peak and its traffic at the memory's bandwidth; instructions follow one
-another; collectives and host copies take their time on their own links. It ranks
-programs; it knows nothing of launch overheads or of how well a kernel does.
+another, asynchronous copies run beside them, collectives and host copies take their
+time on their own links. It ranks programs; it knows nothing of launch overheads or of
+how well a kernel does.
 """
 
 from __future__ import annotations
@@ -35,6 +36,17 @@ _COLLECTIVES = {
     "collective-permute-start": "permute",
     "collective-broadcast": "permute",
 }
+_MOVES = frozenset(
+    {
+        "parameter",
+        "constant",
+        "slice",
+        "dynamic-slice",
+        "dynamic-update-slice",
+        "copy",
+        "bitcast",
+    }
+)
 # What HloRematerialization names the copies it makes: `fusion.408.remat4`.
 _XLA_REMAT = re.compile(r"\.remat\d*(\.|$)")
 _HALF = ("bfloat16", "float16", "float8", "float4", "int8", "int4", "uint8")
@@ -103,9 +115,12 @@ class _Counter:
     def total(self) -> Cost:
         """The cost of the whole program."""
         cost = self.computation(self._module.entry)
-        # Copies to and from the host run beside compute, as far as they fit beside it.
-        estimated_s = max(cost.compute_s + cost.collective_s, cost.host_s)
-        return replace(cost, estimated_s=estimated_s)
+        # Copies run beside compute, as far as they fit beside it on memory's bandwidth
+        # and on the host link.
+        traffic_s = cost.bytes_accessed / self._peaks.bandwidth
+        compute_s = max(cost.compute_s, traffic_s)
+        estimated_s = max(compute_s + cost.collective_s, cost.host_s)
+        return replace(cost, compute_s=compute_s, estimated_s=estimated_s)
 
     def _instruction(self, instruction: Instruction) -> Cost:
         opcode = instruction.opcode
@@ -117,13 +132,27 @@ class _Counter:
         if opcode == "conditional" and called:
             branches = [self.computation(branch) for branch in called]
             return max(branches, key=lambda cost: (cost.flops, cost.bytes_accessed))
+        if opcode == "copy-start":
+            return self._beside(self._kernel(instruction))
         if opcode in ("call", "async-start"):
-            return self.computation(called[0]) if called else NO_COST
+            return self._call(called)
         if opcode in FREE:
             return NO_COST
         if opcode in _COLLECTIVES:
             return self._collective(instruction)
         return self._kernel(instruction)
+
+    def _call(self, called: list[Computation]) -> Cost:
+        if not called:
+            return NO_COST
+        cost = self.computation(called[0])
+        opcodes = {instruction.opcode for instruction in called[0].instructions}
+        return self._beside(cost) if opcodes <= _MOVES else cost
+
+    @staticmethod
+    def _beside(copy: Cost) -> Cost:
+        """A copy that the copy engines do while the cores work."""
+        return replace(copy, compute_s=0.0)
 
     def _loop(self, loop: Instruction, body: Computation, test: Computation) -> Cost:
         trips = self._trips[loop.id]
@@ -137,6 +166,7 @@ class _Counter:
         work = self._work(instruction)
         traffic = self._traffic.count(instruction)
         peaks = self._peaks
+        traffic_s = traffic[DEVICE] / peaks.bandwidth
         return replace(
             NO_COST,
             flops=work.matmul_flops + work.other_flops,
@@ -148,7 +178,7 @@ class _Counter:
             host_bytes=traffic[HOST],
             n_kernels=work.n_kernels,
             n_uncounted=work.n_uncounted,
-            compute_s=max(work.cores_s, traffic[DEVICE] / peaks.bandwidth),
+            compute_s=max(work.cores_s, traffic_s),
             host_s=traffic[HOST] / peaks.host_link,
             estimated_cycles=_estimated_cycles(instruction),
         )

@@ -33,7 +33,7 @@ from remat._roles import Roles as Roles
 from remat._spaces import DEVICE, HOST, ON_CHIP
 from remat._targets import Target
 from remat._timeline import TimelinePoint as TimelinePoint
-from remat._timeline import timeline
+from remat._timeline import summits, timeline
 
 SCHEMA = "remat.report/1"
 
@@ -111,6 +111,13 @@ class MemoryReport:
                 totals[key] = totals.get(key, 0) + buffer.bytes
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
+    def summits(self, n: int = 5) -> tuple[TimelinePoint, ...]:
+        """The peak and the next highest points that memory falls from, highest first.
+
+        To lower the peak beyond the second, what the second holds must shrink too.
+        """
+        return summits(self.timeline, n)
+
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON-ready data; figures that are not known are None."""
         data = {"schema": SCHEMA, **dataclasses.asdict(self)}
@@ -142,9 +149,49 @@ def report_from_program(
         return _totals_only(program)
     module = parse(program.hlo_proto)
     memory = Memory(with_buffers(module), program.target.kind, roles)
-    cost = module_cost(module, cost_target or program.target)
+    cost = _cost(program, module, cost_target or program.target)
     totals = {space: memory.totals(space) for space in (DEVICE, HOST, ON_CHIP)}
     return _report(program, memory, totals, cost)
+
+
+def report_from_hlo(
+    proto: bytes, target: Target, *, roles: Roles | None = None
+) -> MemoryReport:
+    """Makes the report of an XLA dump that any job left.
+
+    Args:
+        proto: Content of `*after_optimizations.hlo.pb`.
+        target: Device that the program was compiled for.
+        roles: What its arguments and outputs are, if known.
+
+    Returns:
+        The report. What only the compile knows (the size of its code) is 0.
+
+    Raises:
+        HloError: The bytes cannot be read, or hold no buffer assignment.
+    """
+    program = Program(
+        target=target,
+        hlo_proto=proto,
+        codegen_proto=None,
+        stats=None,
+        oom=None,
+        codegen_error=None,
+        exact=True,
+        compiler_options={},
+        program_hash="",
+        executable=None,
+    )
+    return report_from_program(program, roles=roles)
+
+
+def _cost(program: Program, module: Module, target: Target) -> Cost:
+    """The cost, with XLA's own cycles where a full TPU compile left them."""
+    cost = module_cost(module, target)
+    if program.codegen_proto is None:
+        return cost
+    cycles = module_cost(parse(program.codegen_proto)).estimated_cycles
+    return dataclasses.replace(cost, estimated_cycles=cycles)
 
 
 def with_buffers(module: Module) -> Module:

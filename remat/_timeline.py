@@ -1,6 +1,6 @@
 """Live memory over the program's schedule."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from remat._hlo._buffers import Heap, HeapTrace
@@ -125,6 +125,17 @@ def _sum(several: list[dict[int, tuple[int, int]]], places: list[int]) -> list[i
             top, after = one.get(place, (after, after))
             totals[i] += top
     return totals
+
+
+def summits(points: Sequence[TimelinePoint], n: int) -> tuple[TimelinePoint, ...]:
+    """The `n` highest local maxima of device memory, highest first."""
+    levels = [-1, *(point.device_bytes for point in points), -1]
+    found = [
+        point
+        for i, point in enumerate(points)
+        if levels[i] < levels[i + 1] and levels[i + 1] >= levels[i + 2]
+    ]
+    return tuple(sorted(found, key=lambda point: -point.device_bytes)[:n])
 
 
 def thin(points: list[TimelinePoint]) -> tuple[TimelinePoint, ...]:

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from remat._analyze import analyze
-from remat._hlo import HloError
+from remat._hlo import HloError, parse
 from remat._op_name import parse_op_name
-from remat._report import Roles, report_from_program
+from remat._report import Roles, report_from_hlo, report_from_program
+from remat._spaces import guess_kind
 from remat._targets import target
 from tests.hlo_programs import (
     LAYERS,
@@ -82,6 +83,7 @@ def test_tpu_sums_equal_xlas_own_but_for_fragmentation():
     assert report.alias_bytes == stats.alias_bytes
     assert report.host_bytes == stats.host_temp_bytes
     assert report.temp_bytes < stats.temp_bytes
+    assert report.cost.estimated_cycles > 0
     assert any("fragmentation" in note for note in report.notes)
     # The compiler's own verdict: what is assigned is enough, what it states is not
     # needed. Code and a few tables come on top of what is assigned.
@@ -359,6 +361,43 @@ def test_the_timeline_passes_from_forward_to_backward(name):
     assert first_backward <= last_forward + len(phases)
 
 
+def test_summits_are_the_peak_and_the_next_ones_down(name):
+    report = report_from_program(stacked(name))
+    summits = report.summits()
+    assert summits[0].device_bytes == report.live_peak_bytes
+    heights = [point.device_bytes for point in summits]
+    assert heights == sorted(heights, reverse=True)
+    assert len(summits) > 1
+
+
+def test_phases_of_a_whole_step_by_hand():
+    hlo = Hlo()
+    x = hlo.add("parameter", [256], op_name="w")
+    sine = hlo.add("sine", [256], x, op_name="jit(step)/jvp(Net)/mlp/sin")
+    table = hlo.add("cosine", [256], x, op_name="jit(step)/cos")
+    product = hlo.add(
+        "multiply", [256], sine, table, op_name="jit(step)/transpose(jvp(Net))/mlp/mul"
+    )
+    scaled = hlo.add("negate", [256], product, op_name="jit(step)/neg")
+    out = hlo.add("add", [256], x, scaled, op_name="jit(step)/add")
+    buffers = [hlo.buffer(i) for i in range(1, 7)]
+    hlo.allocate(1024, (buffers[0], 0), is_entry_computation_parameter=True)
+    hlo.allocate(1024, (buffers[5], 0), maybe_live_out=True)
+    places = [(buffers[i], 1024 * (i - 1)) for i in (1, 2, 3, 4)]
+    hlo.allocate(4096, *places)
+    hlo.trace(*(("alloc", i) for i in (2, 3, 4, 5)))
+    assert (sine, table, scaled, out) == (2, 3, 5, 6)
+    found = {b.instruction: (b.category, b.phase) for b in report_of(hlo).buffers}
+    assert found == {
+        "parameter.1": ("argument", None),
+        "sine.2": ("residuals", "forward"),
+        "cosine.3": ("residuals", "forward"),
+        "multiply.4": ("gradients", "backward"),
+        "negate.5": ("temporaries", "optimizer"),
+        "add.6": ("outputs", "optimizer"),
+    }
+
+
 # Fit
 
 
@@ -420,6 +459,15 @@ def test_a_compiled_program_tells_its_totals():
 def test_a_lowered_program_tells_its_buffers():
     report = analyze(jax.jit(lambda x: x @ x).lower(shape(64, 64)))
     assert {b.category for b in report.buffers} >= {"argument", "outputs"}
+
+
+def test_a_dump_alone_is_enough(name):
+    program = stacked(name)
+    report = report_from_hlo(program.hlo_proto, target(name))
+    full = report_from_program(program)
+    assert report.buffers == full.buffers
+    assert report.peak_bytes == full.peak_bytes
+    assert guess_kind(parse(program.hlo_proto)) == target(name).kind
 
 
 def test_a_module_without_buffers_is_refused():
