@@ -6,8 +6,12 @@ from remat.policies._catalogue import none as none
 from remat.policies._catalogue import nothing as nothing
 from remat.policies._catalogue import offload_dots as offload_dots
 from remat.policies._catalogue import offload_dots_no_batch as offload_dots_no_batch
+from remat.policies._catalogue import (
+    offload_dots_with_weights as offload_dots_with_weights,
+)
 from remat.policies._catalogue import save_dots as save_dots
 from remat.policies._catalogue import save_dots_no_batch as save_dots_no_batch
+from remat.policies._catalogue import save_dots_with_weights as save_dots_with_weights
 
 # isort: split
 from remat.policies._maxtext import custom as custom
@@ -146,6 +150,7 @@ from remat.policies._by_place import directly_in as directly_in
 from remat.policies._by_place import dtype as dtype
 from remat.policies._by_place import in_module as in_module
 from remat.policies._by_place import larger_than as larger_than
+from remat.policies._by_place import reads_input as reads_input
 from remat.policies._coerce import as_policy as as_policy
 from remat.policies._description import Description as Description
 from remat.policies._errors import DuplicatePolicyError as DuplicatePolicyError

@@ -1,4 +1,4 @@
-"""Selectors of values by size, dtype and module: what JAX does not tell a policy."""
+"""Selectors by what JAX does not tell a policy: size, dtype, module, operands."""
 
 import fnmatch
 from dataclasses import dataclass
@@ -91,6 +91,22 @@ class DirectlyIn(Selector):
 
     def __repr__(self) -> str:
         return call_code("directly_in", *self.patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadsInput(Selector):
+    """Values made of an input of the region, such as a weight."""
+
+    def matches(self, value: Value) -> bool:
+        assert value.reads_input is not None, "the operands must be known"
+        return value.reads_input
+
+    def needs(self, negated: bool = False) -> frozenset[str]:
+        del negated
+        return frozenset({"reads_input"})
+
+    def __repr__(self) -> str:
+        return "reads_input()"
 
 
 def _within(path: str, pattern: str) -> bool:
@@ -202,3 +218,20 @@ def directly_in(*patterns: str) -> Selector:
         PolicyError: If no pattern, or something else than strings, is given.
     """
     return DirectlyIn(checked_strings("directly_in", "pattern", patterns))
+
+
+def reads_input() -> Selector:
+    """Values made of an input of the region, as it is or in another dtype or layout.
+
+    Of products, those with weights: a projection's, an MLP's, an expert's. The
+    products of attention, whose operands are made in the region, are not.
+
+    Returns:
+        The selector. It needs binding: JAX does not tell where operands come from.
+
+    Example:
+        >>> from remat import policies
+        >>> policies.save(policies.dots() & policies.reads_input())
+        save(dots() & reads_input())
+    """
+    return ReadsInput()

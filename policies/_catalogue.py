@@ -1,6 +1,7 @@
 """Named policies that do not depend on what a model names its values."""
 
-from remat.policies._by_kind import dots, dots_no_batch
+from remat.policies._by_kind import dots, dots_no_batch, primitive
+from remat.policies._by_place import reads_input
 from remat.policies._description import Description
 from remat.policies._factories import offload, save
 from remat.policies._policy import Policy
@@ -63,7 +64,7 @@ save_dots_no_batch = entry(
     Description(
         saves="results of matrix products with weights (no batch dimensions)",
         recomputes="attention scores and context, norms, activation functions",
-        when="a dense transformer; expert products of an MoE layer are not seen",
+        when="a dense transformer; products of experts are batched, so not seen",
         source="JAX, dots_with_no_batch_dims_saveable",
     ),
 )
@@ -86,5 +87,25 @@ offload_dots_no_batch = entry(
         recomputes="attention scores and context, norms, activation functions",
         when="the host link keeps up with the layers of a dense transformer",
         source="JAX, offload_dot_with_no_batch_dims",
+    ),
+)
+_PRODUCTS = (dots() | primitive("ragged_dot_general")) & reads_input()
+save_dots_with_weights = entry(
+    "save_dots_with_weights",
+    save(_PRODUCTS),
+    Description(
+        saves="results of products with weights, those of experts and convolutions too",
+        recomputes="attention scores and context, norms, activation functions",
+        when="as `save_dots_no_batch`, and for a mixture of experts",
+    ),
+)
+offload_dots_with_weights = entry(
+    "offload_dots_with_weights",
+    offload(_PRODUCTS),
+    Description(
+        saves="nothing",
+        offloads="results of products with weights, those of experts too",
+        recomputes="attention scores and context, norms, activation functions",
+        when="the host link keeps up with the layers of a mixture of experts",
     ),
 )

@@ -32,6 +32,7 @@ _SELECTORS = {
         by_place.dtype,
         by_place.in_module,
         by_place.larger_than,
+        by_place.reads_input,
     )
 }
 

@@ -34,6 +34,7 @@ _UNTOLD = {
     "layer": "the layer a region belongs to",
     "ordinal": "the position of a value among those of its kind",
     "aliases": "the names that later equations give a value",
+    "reads_input": "whether an operand is an input of the region",
     "region_path": "the region a value is made in",
 }
 

@@ -59,6 +59,9 @@ class Value:
     """Path of the region."""
     ordinal: int | None = None
     """Index among the region's values of the same kind (`kind_of`)."""
+    reads_input: bool | None = None
+    """Whether the equation reads an input of the region, such as a weight, as it is
+    or in another dtype or layout."""
     jax_primitive: Any = field(default=None, repr=False, compare=False)
     """The primitive itself, for policies that are JAX callables."""
 

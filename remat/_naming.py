@@ -17,6 +17,7 @@ from remat import _jax_compat as compat
 from remat._labels import Label as Label
 from remat._labels import NamedValue
 from remat._name_walk import CUSTOM_RULES, NameWalk
+from remat._reads import reading_inputs
 from remat._settle import is_inexact
 from remat.policies import Decision, Value
 
@@ -100,9 +101,11 @@ def bind(
         Decisions stand in the names, so every bound policy is the same object.
     """
     known = dict(region_path=region_path, layer=layer, n_layers=n_layers)
+    reading = reading_inputs(jaxpr)
 
     def name(value: NamedValue) -> str | None:
-        return _MARKS[_decide(policy, value, known)](value.label)
+        reads_input = id(value.eqn) in reading
+        return _MARKS[_decide(policy, value, known, reads_input)](value.label)
 
     return NameWalk(jaxpr, name, show=True).run(), KeepMarked()
 
@@ -138,7 +141,9 @@ _MARKS: dict[Decision, Callable[[Label], str | None]] = {
 }
 
 
-def _decide(policy: Decides, named: NamedValue, known: dict[str, Any]) -> Decision:
+def _decide(
+    policy: Decides, named: NamedValue, known: dict[str, Any], reads_input: bool
+) -> Decision:
     eqn, label = named.eqn, named.label
     return policy.decide(
         Value(
@@ -150,6 +155,7 @@ def _decide(policy: Decides, named: NamedValue, known: dict[str, Any]) -> Decisi
             aliases=named.aliases,
             module_path=label.module_path,
             ordinal=named.ordinal,
+            reads_input=reads_input,
             jax_primitive=eqn.primitive,
             **known,
         )

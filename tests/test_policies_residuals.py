@@ -396,3 +396,50 @@ def test_every_second_product_with_weights_is_counted_among_those():
         "named 'remat.save:dot_general.6'",
         "named 'remat.save:dot_general.8'",
     ]
+
+
+# Case: dimension numbers do not tell an expert's product from attention's.
+
+
+def experts(weights, x):
+    """Attention and a mixture of experts: every product but the last is batched."""
+    scores = jax.nn.softmax(jnp.einsum("btd,bsd->bts", x + 1, x + 2))
+    context = jnp.einsum("bts,bsd->btd", scores, jnp.sin(x))
+    up = jnp.einsum("etd,edf->etf", context, weights["wi"].astype(x.dtype))
+    down = jnp.einsum("etf,edf->etd", jnp.sin(up), weights["wo"])
+    return jnp.sin(down) @ weights["out"]
+
+
+def expert_args():
+    weights = {"wi": jnp.ones((2, 4, 5)), "wo": jnp.ones((2, 4, 5))}
+    return {**weights, "out": jnp.ones((4, 4))}, jnp.ones((2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("policy", "n_kept"),
+    [
+        (policies.save_dots, 4),
+        (policies.save_dots_no_batch, 0),
+        (policies.save_dots_with_weights, 2),
+        (policies.offload_dots_with_weights, 2),
+    ],
+    ids=repr,
+)
+def test_products_with_weights_are_those_of_experts_too(policy, n_kept):
+    region = remat.with_policy(jax.checkpoint(experts), policy)
+    kept = saved_residuals(region, *expert_args())
+    assert len(kept) == n_kept
+    assert all(residual.startswith("host ") for residual in kept) == (
+        policy.offloads or not kept
+    )
+
+
+def test_products_with_weights_in_a_dense_block_are_the_unbatched_ones():
+    kept = {
+        policy: saved_residuals(
+            remat.with_policy(jax.checkpoint(block), policy), *block_args()
+        )
+        for policy in (policies.save_dots_no_batch, policies.save_dots_with_weights)
+    }
+    n_kept = [len(residuals) for residuals in kept.values()]
+    assert n_kept == [6, 6]
