@@ -89,7 +89,7 @@ def _watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _warn(name: str, heard: str, target: Target, caller: FrameType) -> None:
     module = caller.f_globals.get("__name__", "")
-    if module.partition(".")[0] in ("jax", "jaxlib"):
+    if module.partition(".")[0] in ("jax", "jaxlib") or module == "remat._plugins":
         return
     file, line = caller.f_code.co_filename, caller.f_lineno
     warnings.warn_explicit(
