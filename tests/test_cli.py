@@ -55,7 +55,7 @@ def test_compare_writes_a_table_and_json_and_no_noise(run, tmp_path):
 def test_fit_finds_the_largest_batch(run, tmp_path):
     path = tmp_path / "f.json"
     done = run(
-        *("fit", "mine:make", "--target", "h100", "--max", "batch"),
+        *("fit", "mine:make", "--target", "cpu", "--max", "batch"),
         *("--policies", "nothing", "--budget", "1MiB", "--json", str(path)),
     )
     assert done.returncode == 0, done.stderr
