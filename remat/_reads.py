@@ -70,8 +70,7 @@ def _passed_on(
     if primitive in _CALLS:
         return _follow(inner[0], reads, found)
     if primitive == "scan":
-        n_consts, n_carry = eqn.params["num_consts"], eqn.params["num_carry"]
-        carried = range(n_consts, n_consts + n_carry)
+        carried = compat.scan_binders(eqn).init
         _follow(inner[0], [r and i not in carried for i, r in enumerate(reads)], found)
     if primitive == "cond":
         for branch in inner:
