@@ -6,6 +6,7 @@ is not differs as well.
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,25 +33,27 @@ def fingerprint(jaxpr: jec.Jaxpr) -> str:
 
 def _lines(jaxpr: jec.Jaxpr) -> Iterator[str]:
     env: dict[Any, str] = {}
+    numbers = itertools.count()
     inputs = [*jaxpr.constvars, *jaxpr.invars]
     env.update((var, f"i{n}") for n, var in enumerate(inputs))
     yield "in " + " ".join(_type(var) for var in inputs)
-    yield from _body(jaxpr, env)
+    yield from _body(jaxpr, env, numbers)
     yield "out " + " ".join(_read(atom, env) for atom in jaxpr.outvars)
 
 
-def _body(jaxpr: jec.Jaxpr, env: dict[Any, str]) -> Iterator[str]:
+def _body(
+    jaxpr: jec.Jaxpr, env: dict[Any, str], numbers: Iterator[int]
+) -> Iterator[str]:
     for eqn in jaxpr.eqns:
         operands = [_read(atom, env) for atom in eqn.invars]
         if eqn.primitive.name in compat.CALL_PRIMITIVES:
             called = compat.open_jaxpr(next(compat.subjaxprs(eqn.params)))
             env.update(zip(called.invars, operands, strict=False))
-            yield from _body(called, env)
+            yield from _body(called, env, numbers)
             results = [_read(atom, env) for atom in called.outvars]
             env.update(zip(eqn.outvars, results, strict=True))
             continue
-        first = len(env)
-        env.update((var, f"v{first + n}") for n, var in enumerate(eqn.outvars))
+        env.update((var, f"v{next(numbers)}") for var in eqn.outvars)
         types = " ".join(_type(var) for var in eqn.outvars)
         yield f"{types} = {_operation(eqn)} {' '.join(operands)}"
         for sub in compat.subjaxprs(eqn.params):

@@ -150,11 +150,11 @@ class _Surveyor:
 
 def place_inside(place: Place, eqn: jec.JaxprEqn, *, is_site: bool = False) -> Place:
     """The place of the jaxprs in an equation's parameters."""
-    name = eqn.params.get("name") if eqn.primitive.name in ("jit", "pjit") else None
+    is_named = is_site or eqn.primitive.name in ("jit", "pjit")
     place = dataclasses.replace(
         place,
         scopes=place.scopes + compat.scopes(eqn),
-        functions=place.functions + ((name,) if name else ()),
+        functions=place.functions + (_function_names(eqn) if is_named else ()),
         depth=place.depth + is_site,
         reachable=place.reachable and not _is_differentiated(eqn),
     )
@@ -210,11 +210,11 @@ def _says_something(function: str) -> bool:
     return not function.startswith("<") and function not in _MACHINERY
 
 
-def _function_names(eqn: jec.JaxprEqn) -> Iterator[str]:
-    for sub in compat.subjaxprs(eqn.params):
-        if name := compat.function_name(sub):
-            yield name
-        return
+def _function_names(eqn: jec.JaxprEqn) -> tuple[str, ...]:
+    """The name of the function that an equation's body was traced from, if known."""
+    body = next(compat.subjaxprs(eqn.params), None)
+    name = compat.function_name(body) if body is not None else None
+    return (name,) if name else ()
 
 
 def _common_scopes(eqn: jec.JaxprEqn) -> tuple[str, ...]:
