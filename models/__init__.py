@@ -1,6 +1,9 @@
 """Reference models in Flax: what the policies are shown and tested on."""
 
+from remat.models._errors import CheckpointError as CheckpointError
 from remat.models._errors import PresetError as PresetError
+from remat.models._hf import Pretrained as Pretrained
+from remat.models._hf import load_hf as load_hf
 from remat.models._presets import Built as Built
 from remat.models._presets import build as build
 from remat.models._presets import n_params as n_params

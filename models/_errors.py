@@ -3,3 +3,7 @@
 
 class PresetError(ValueError):
     """A preset, a size or an option that does not exist or cannot be."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read, or holds a model that is not here."""

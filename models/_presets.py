@@ -80,7 +80,7 @@ def build(
         (4, 1024)
     """
     family = _family_of(name)
-    config = _configured(family.configs[name], scan_layers, overrides)
+    config = configured(family.configs[name], scan_layers, overrides)
     default_batch, default_seq = family.sizes[name]
     batch = positive("batch", default_batch if batch is None else batch)
     seq = default_seq if seq is None else positive("seq", seq)
@@ -122,7 +122,12 @@ def _family_of(name: str) -> Family:
     )
 
 
-def _configured(config: Any, scan_layers: bool, overrides: Mapping[str, Any]) -> Any:
+def configured(config: Any, scan_layers: bool, overrides: Mapping[str, Any]) -> Any:
+    """Returns a configuration with fields replaced.
+
+    Raises:
+        PresetError: naming a field that it does not have.
+    """
     fields = [field.name for field in dataclasses.fields(config)]
     for option in overrides:
         if option not in fields:
