@@ -124,8 +124,19 @@ class Memory:
             if not allocation.is_temporary:
                 places.append(_whole(allocation))
             elif not any(part.buffer in traced for part in allocation.slices):
-                places.extend(_places(allocation))
+                places.extend(self._arrays_of(allocation))
         return places
+
+    def _arrays_of(self, allocation: Allocation) -> Iterator[_Place]:
+        """The places of arrays; tables of pointers are in no heap's simulation."""
+        slices = allocation.slices
+        values = self._values(part.buffer for part in slices)
+        arrays = [
+            part
+            for part, (instruction, index) in zip(slices, values, strict=True)
+            if not instruction.shape.at(index).is_tuple
+        ]
+        return _places(allocation, arrays)
 
     def _held_buffers(self) -> Iterator[Buffer]:
         for place in self._held_places:
@@ -240,11 +251,11 @@ def _whole(allocation: Allocation) -> _Place:
     return _Place(allocation, allocation.bytes, members)
 
 
-def _places(allocation: Allocation) -> Iterator[_Place]:
+def _places(allocation: Allocation, slices: Iterable[Slice]) -> Iterator[_Place]:
     """The disjoint parts of an allocation, each as large as its largest buffer."""
     group: list[Slice] = []
     end = 0
-    for part in sorted(allocation.slices, key=lambda part: part.offset):
+    for part in sorted(slices, key=lambda part: part.offset):
         if group and part.offset >= end:
             yield _largest(allocation, group)
             group = []

@@ -11,7 +11,8 @@ are those assigned *plus* an estimate of their fragmentation, which the assigned
 already contain. That figure is no need of the program: one with 960 MiB assigned and
 1408 MiB stated (448 MiB fragmentation, by the compiler's own breakdown) compiles under
 an HBM limit that leaves it 961 MiB (libtpu 0.0.52). So the assignment is what the
-report uses; XLA's figures stand in `xla_stats`.
+report uses; XLA's figures stand in `xla_stats`. xprof's memory viewer gives the same
+peak and the same total for the same dump, on all three (xprof 2.24.2).
 """
 
 from __future__ import annotations

@@ -194,6 +194,25 @@ def test_offloaded_residuals_are_on_the_host():
     assert report.cost.host_bytes == 2 * LAYERS * INPUT
 
 
+@pytest.mark.live
+@pytest.mark.parametrize("program", [stacked, donated])
+def test_xprofs_memory_viewer_agrees(name, program, tmp_path):
+    xprof = pytest.importorskip("xprof.convert.raw_to_tool_data")
+    program = program(name)
+    (tmp_path / "host.xplane.pb").write_bytes(b"")
+    (tmp_path / "module.hlo_proto.pb").write_bytes(program.hlo_proto)
+    shown, _ = xprof.xspace_to_tool_data(
+        [str(tmp_path / "host.xplane.pb")],
+        "memory_viewer",
+        {"module_name": "module", "memory_space": "0"},
+    )
+    viewer = json.loads(shown)
+    report = report_from_program(program)
+    assert viewer["peakHeapMib"] * MIB == report.live_peak_bytes
+    total = report.peak_bytes + report.constant_bytes
+    assert viewer["totalBufferAllocationMib"] * MIB == total
+
+
 # Attribution
 
 
