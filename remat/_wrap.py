@@ -16,7 +16,7 @@ import difflib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -89,8 +89,8 @@ def remat(
 class Rule:
     """How a region is made, whatever is in it."""
 
-    policy: Any
-    """A `Policy`, or a mapping from region pattern to policies."""
+    policy: policies.Policy
+    """What is kept; a `PolicyMap` chooses by the path of the region."""
     prevent_cse: PreventCSE
 
     @classmethod
@@ -99,11 +99,14 @@ class Rule:
             raise ValueError(
                 f"prevent_cse must be True, False or 'auto', got {prevent_cse!r}"
             )
-        if isinstance(policy, Mapping):
-            return cls(
-                {k: policies.as_policy(v) for k, v in policy.items()}, prevent_cse
+        given = policies.as_policy(policy)
+        if "layer" in given.needs:
+            raise policies.PolicyError(
+                f"{given!r} chooses by layer, and remat.remat sees one module at a "
+                "time. Wrap the layers with policy='nothing' and give this policy to "
+                "remat.with_policy(loss, policy), which sees them all."
             )
-        return cls(policies.as_policy(policy), prevent_cse)
+        return cls(given, prevent_cse)
 
     def region(self, fn: Callable[..., Any], strict: bool = True) -> Callable[..., Any]:
         """`fn`, which must be pure and take pytrees of arrays, as a region.
@@ -134,9 +137,7 @@ class Rule:
         # Rules by module or size need the region's values labelled, and names need
         # to be checked against those that the region emits: both need its jaxpr.
         policy = self.policy
-        if isinstance(policy, policies.Policy) and not (
-            policy.needs_binding or (strict and policy.checkpoint_names)
-        ):
+        if not policy.needs_binding and not (strict and policy.checkpoint_names):
             return jax.checkpoint(fn, policy=policy, prevent_cse=prevent_cse)
         from remat._regions import with_policy
 

@@ -87,6 +87,34 @@ def test_policy_of_which_some_names_exist_warns():
         wrapped(W, X)
 
 
+@pytest.mark.parametrize(
+    ("policy", "extra"),
+    [
+        (remat.policies.save(remat.policies.larger_than(32)), 0),
+        (remat.policies.save(remat.policies.larger_than(31)), 3),
+        ({"*": remat.policies.save_names("h")}, 1),
+        ({"*": "nothing"}, 0),
+    ],
+    ids=str,
+)
+def test_policies_that_jax_alone_cannot_apply(policy, extra):
+    kept = saved_shapes(remat.remat(block, policy=policy), W, X)
+    assert len(kept) == len(saved_shapes(remat.remat(block), W, X)) + extra
+
+
+def test_policy_by_layer_needs_the_whole_program():
+    by_layer = remat.policies.layers(["nothing", "save_dots"])
+    with pytest.raises(remat.policies.PolicyError, match="sees one module at a time"):
+        remat.remat(block, policy=by_layer)
+
+
+def test_with_policy_changes_what_remat_made():
+    wrapped = remat.remat(block, policy=remat.policies.save_names("h"))
+    changed = remat.with_policy(wrapped, "save_dots")
+    expected = saved_shapes(remat.remat(block, policy="save_dots"), W, X)
+    assert saved_shapes(changed, W, X) == expected
+
+
 def test_keeps_name_and_signature():
     assert remat.remat(block).__name__ == "block"
     assert inspect.signature(remat.remat(block)) == inspect.signature(block)

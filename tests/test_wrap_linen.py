@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat
 from remat._hold import StaticArgumentError
+from remat._residuals import residuals
 
 X = jnp.linspace(-1.0, 1.0, 16).reshape(2, 8)
 RNGS = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
@@ -365,6 +366,19 @@ def test_unknown_static_name_raises_for_a_class():
 def test_policy_that_names_what_a_block_does_not_emit_raises():
     with pytest.raises(ValueError, match="'h'"):
         remat.remat(Block, remat.policies.save_names("hh"))().init(RNGS, X)
+
+
+def test_policy_by_module_path():
+    policy = remat.policies.save(remat.policies.in_module("Dense_0"))
+    model = Net(remat.remat(Block, policy))
+    variables = jax.eval_shape(model.init, RNGS, X)
+    run = functools.partial(model.apply, train=False, mutable=True)
+    kept = residuals(run, variables, X)
+    assert [r.label for r in kept if not r.is_argument] == [
+        "Net/Block_0/Dense_0: add",
+        "Net/Block_0/Dense_1: add",  # the input of the second block
+        "Net/Block_1/Dense_0: add",
+    ]
 
 
 # --- loops

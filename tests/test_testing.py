@@ -1,0 +1,147 @@
+"""The assertions for users' tests: each holds where it should and fails where not."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+import remat
+from remat import testing
+
+W, X = jnp.eye(4) * 0.3, jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
+SHAPES = jax.eval_shape(lambda: (W, X))
+
+
+def block(w, x):
+    h = checkpoint_name(jnp.sin(x @ w), "h")
+    return x + jnp.tanh(h @ w)
+
+
+def unrolled(w, x):
+    for _ in range(2):
+        x = jax.checkpoint(block)(w, x)
+    return (x**2).mean()
+
+
+def scanned(w, x):
+    def body(x, _):
+        return jax.checkpoint(block)(w, x), None
+
+    return (jax.lax.scan(body, x, None, length=3)[0] ** 2).mean()
+
+
+def with_aux(params, x, *, train):
+    y = jax.checkpoint(block)(params["w"], x) * (2 if train else 1)
+    return {"loss": y.sum(), "y": y, "n": jnp.int32(3)}
+
+
+# --- gradients
+
+
+@pytest.mark.parametrize("policy", ["nothing", "save_dots", remat.policies.everything])
+@pytest.mark.parametrize("fn", [unrolled, scanned])
+def test_same_gradients(fn, policy):
+    testing.assert_same_gradients(fn, policy, W, X)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "complex64"])
+def test_same_gradients_of_pytrees_flags_and_every_float(dtype):
+    params = {"w": W.astype(dtype), "unused": jnp.arange(3)}
+    testing.assert_same_gradients(
+        with_aux, "nothing", params, X.astype(dtype), train=True
+    )
+
+
+def test_different_gradients_are_named_with_their_size():
+    calls = []
+
+    def grows(x):
+        calls.append(1)
+        return jax.checkpoint(lambda x: len(calls) * jnp.sin(x))(x).sum()
+
+    with pytest.raises(AssertionError, match=r"gradients.*differs by 1\.00e\+00"):
+        testing.assert_same_gradients(grows, "nothing", X)
+
+
+def test_tolerance_is_a_share_of_the_largest_value():
+    assert testing._difference(jnp.array([1e6, 1.0]), jnp.array([1e6, 2.0])) == 1e-6
+    assert testing._difference(jnp.array([jnp.nan]), jnp.array([1.0])) == jnp.inf
+    assert testing._difference(jnp.zeros(2), jnp.zeros(2)) == 0
+
+
+def test_gradients_need_arrays_and_regions():
+    with pytest.raises(TypeError, match="give it arrays"):
+        testing.assert_same_gradients(unrolled, "nothing", *SHAPES)
+    with pytest.raises(remat.RegionError, match="no region"):
+        testing.assert_same_gradients(lambda x: x, "nothing", X)
+
+
+# --- what is saved
+
+
+@pytest.mark.parametrize("fn", [unrolled, scanned])
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("nothing", []),
+        ("save_dots", ["dot_general"]),
+        (remat.policies.save_names("h"), ["h"]),
+        (remat.policies.save_names("h"), ["*"]),
+        (remat.policies.offload_names("h"), ["host: h"]),
+    ],
+    ids=str,
+)
+def test_saves(fn, policy, expected):
+    testing.assert_saves(fn, policy, expected, *SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected", "message"),
+    [
+        ("save_dots", [], r"kept, and not expected: .*dot_general float32\[2,4\]"),
+        ("nothing", ["h"], "expected, and not kept: 'h'"),
+        (remat.policies.offload_names("h"), ["h"], "not expected: host: 'h'"),
+        (remat.policies.save_names("h"), ["host: h"], "expected, and not kept"),
+    ],
+)
+def test_saves_lists_what_differs(policy, expected, message):
+    with pytest.raises(AssertionError, match=message):
+        testing.assert_saves(unrolled, policy, expected, *SHAPES)
+
+
+# --- what is recomputed
+
+# Each region has two matrix products; the second feeds tanh, so both run again.
+
+
+@pytest.mark.parametrize(
+    ("fn", "policy", "expected"),
+    [
+        (unrolled, "nothing", {"dot_general": 4, "sin": 2}),
+        (unrolled, "save_dots", {"dot_general": 0, "sin": 2}),
+        (unrolled, "everything", {"dot_general": 0, "sin": 0, "tanh": 0}),
+        (scanned, "nothing", {"dot_general": 6, "tanh": 3}),
+        (scanned, remat.policies.save_names("h"), {"dot_general": 6, "sin": 0}),
+    ],
+    ids=str,
+)
+def test_recomputes(fn, policy, expected):
+    testing.assert_recomputes(fn, policy, expected, *SHAPES)
+
+
+def test_recomputes_states_the_counts():
+    with pytest.raises(AssertionError, match=r"recomputes 4 dot_general \(expected 1"):
+        testing.assert_recomputes(unrolled, "nothing", {"dot_general": 1}, *SHAPES)
+
+
+# --- the peak
+
+
+def test_peak_below():
+    wide = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    fn = lambda x: (x @ x).sum()  # noqa: E731
+    testing.assert_peak_below(fn, wide, limit="4MiB", target="cpu")
+    with pytest.raises(
+        AssertionError, match=r"(?s)255\.0 KiB above the limit.*argument .*256"
+    ):
+        testing.assert_peak_below(fn, wide, limit="1KiB", target="cpu")
