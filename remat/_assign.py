@@ -8,12 +8,12 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from remat._emitted import emitted_names
 from remat._region import Region
-from remat.policies import Policy, PolicyError, as_policy
+from remat.policies import Policy, PolicyMap, as_policy
 
 
 class RegionError(ValueError):
@@ -54,12 +54,10 @@ class Assignment:
         Raises:
             PolicyError: `policy` is None or something else that is not a policy.
         """
-        if not isinstance(policy, Mapping):
-            return Assignment((("*", as_policy(policy)),), by_pattern=False)
-        if not policy:
-            raise PolicyError("a policy is needed, got an empty mapping")
-        rules = tuple((pattern, as_policy(value)) for pattern, value in policy.items())
-        return Assignment(rules, by_pattern=True)
+        policy = as_policy(policy)
+        if isinstance(policy, PolicyMap):
+            return Assignment(policy.by_pattern, by_pattern=True)
+        return Assignment((("*", policy),), by_pattern=False)
 
     def policies_of(self, regions: Sequence[Region]) -> list[Policy | None]:
         """The policy that each region gets; None leaves it as it is.
@@ -167,18 +165,15 @@ def _check_pattern(pattern: str, regions: Sequence[Region]) -> None:
 def _check_names(policy: Policy, regions: Sequence[Region]) -> None:
     """Refuse checkpoint names that nothing emits; warn where only some are."""
     wanted = policy.checkpoint_names
-    if not wanted or not regions:
+    if not regions:
         return
+    if not wanted:
+        return _check_name_patterns(policy, regions)
     emitted = emitted_names((region.jaxpr for region in regions), wanted=wanted)
     missing = tuple(sorted(set(wanted) - set(emitted)))
     if not missing:
         return
-    what = (
-        f"The regions emit: {_listed(emitted)}.{_near(missing, emitted)}"
-        if emitted
-        else "The regions emit no checkpoint names; mark values with "
-        "jax.ad_checkpoint.checkpoint_name(x, name)."
-    )
+    what = _what_is_emitted(emitted, missing)
     if len(missing) == len(wanted):
         raise NoNamesFound(
             f"{policy!r} names {_listed(missing)}, which no region emits, so it would "
@@ -186,6 +181,27 @@ def _check_names(policy: Policy, regions: Sequence[Region]) -> None:
         )
     message = f"{policy!r} names {_listed(missing)}, which no region emits. {what}"
     warnings.warn(MissingNamesWarning(message, missing), stacklevel=_users_level())
+
+
+def _check_name_patterns(policy: Policy, regions: Sequence[Region]) -> None:
+    """Refuse patterns that no emitted name fits, where nothing else is kept."""
+    if not policy.keeps_by_name_only:
+        return
+    emitted = emitted_names(region.jaxpr for region in regions)
+    if not any(map(policy.mentions, emitted)):
+        raise NoNamesFound(
+            f"{policy!r} keeps values by patterns of their checkpoint names, and no "
+            f"region emits one that fits. {_what_is_emitted(emitted)}"
+        )
+
+
+def _what_is_emitted(emitted: Sequence[str], missing: Sequence[str] = ()) -> str:
+    if emitted:
+        return f"The regions emit: {_listed(emitted)}.{_near(missing, emitted)}"
+    return (
+        "The regions emit no checkpoint names; mark values with "
+        "jax.ad_checkpoint.checkpoint_name(x, name)."
+    )
 
 
 def _users_level() -> int:

@@ -443,3 +443,22 @@ def test_products_with_weights_in_a_dense_block_are_the_unbatched_ones():
     }
     n_kept = [len(residuals) for residuals in kept.values()]
     assert n_kept == [6, 6]
+
+
+def test_patterns_that_no_name_fits_are_an_error():
+    region = jax.checkpoint(block)
+    kept = saved_residuals(remat.with_policy(region, "axlearn_context"), *block_args())
+    assert kept == named("context")
+    for policy in ("axlearn_qkv_proj", policies.haliax_offload):
+        with pytest.raises(
+            ValueError, match=r"no region emits one that fits.*'context'"
+        ):
+            saved_residuals(remat.with_policy(region, policy), *block_args())
+
+
+def test_module_rules_work_on_models_without_names():
+    def fn(x):
+        return jnp.sin(jnp.sin(x)).sum()
+
+    region = remat.with_policy(jax.checkpoint(fn), "megatron_core_attn")
+    assert saved_residuals(region, jnp.ones(3)) != []
