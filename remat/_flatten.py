@@ -32,6 +32,13 @@ class Recording:
         return self.finish(compat.evaluate(closed, self.inputs))
 
 
+_NEEDS_A_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
 def record(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Recording:
@@ -49,12 +56,20 @@ def record(
 
     def flat_fn(*arrays: Any) -> list[Any]:
         inner_args, inner_kwargs = treedef.unflatten(_merge(leaves, is_array, arrays))
-        out, arrays = Split.of(fn(*inner_args, **inner_kwargs))
-        returned.append(out)
-        return arrays
+        rest, results = Split.of(fn(*inner_args, **inner_kwargs))
+        returned.append(rest)
+        return results
 
     inputs = tuple(leaf for leaf, yes in zip(leaves, is_array, strict=True) if yes)
-    closed, _ = compat.trace(flat_fn, *inputs)
+    try:
+        closed, _ = compat.trace(flat_fn, *inputs)
+    except _NEEDS_A_VALUE as error:
+        error.add_note(
+            "The whole function is traced here, as by jax.jit: its control flow cannot "
+            "depend on the values of arrays. Flags and sizes that are Python values "
+            "stay what they are."
+        )
+        raise
     return Recording(closed=closed, inputs=inputs, finish=returned[-1].join)
 
 

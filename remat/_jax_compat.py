@@ -168,8 +168,17 @@ def trace(fn: Callable[..., Any], *flat_args: Any) -> tuple[ClosedJaxpr, Any]:
         The jaxpr, closed over what `fn` closes over, and the pytree of its
         outputs' shapes.
     """
+    is_on = _config.remat3.value
     with remat3_off():
-        return jax.make_jaxpr(fn, return_shape=True)(*flat_args)
+        try:
+            return jax.make_jaxpr(fn, return_shape=True)(*flat_args)
+        except TypeError as error:
+            if is_on:
+                error.add_note(
+                    "Programs are read with jax_remat3 off, where jax.checkpoint "
+                    "ignores static_argnames; use static_argnums."
+                )
+            raise
 
 
 def evaluate(closed: ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:

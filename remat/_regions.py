@@ -142,6 +142,13 @@ def _set_policy(
         return None
     if not policy.needs_binding:
         return eqn.replace(params={**eqn.params, "policy": policy})
+    if region.in_rule:
+        raise RegionError(
+            f"{policy!r} must see every value of a region, and the region "
+            f"{region.path!r} stands in a custom_jvp function, of which the derivative "
+            "rule runs instead. Give that region a policy that JAX can apply by "
+            "itself, such as 'save_dots'."
+        )
     from remat._naming import bind
 
     jaxpr, bound = bind(policy, eqn.params["jaxpr"], region_path=region.path)

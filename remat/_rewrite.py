@@ -151,9 +151,12 @@ class _Rewriter:
 
         A rule that holds other sites than the function stays as it is.
         """
-        first = primal.sites[0].index
         survey = survey_jaxpr(
-            rule, self.select, self.make_site, place=primal.place, first_index=first
+            rule,
+            self.select,
+            self.make_site,
+            place=dataclasses.replace(primal.place, in_rule=True),
+            first_index=primal.sites[0].index,
         )
         if len(survey.sites) != len(primal.sites):
             return rule

@@ -36,6 +36,8 @@ class Site:
     """How many other sites it stands in."""
     reachable: bool
     """Whether a rewrite of the function can change it."""
+    in_rule: bool = dataclasses.field(default=False, repr=False)
+    """Whether it stands in the derivative rule of a `custom_jvp` function."""
     eqn: jec.JaxprEqn = dataclasses.field(repr=False, compare=False)
     """The equation as traced."""
 
@@ -55,6 +57,7 @@ class Place:
     context: Context = "straight line"
     depth: int = 0
     reachable: bool = True
+    in_rule: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,6 +134,7 @@ class _Surveyor:
             context=place.context,
             depth=place.depth,
             reachable=place.reachable and not _is_differentiated(eqn),
+            in_rule=place.in_rule,
             eqn=eqn,
         )
 

@@ -5,6 +5,7 @@ respect to the first argument.
 """
 
 import functools
+from collections.abc import Callable
 
 import equinox as eqx
 import haiku as hk
@@ -154,7 +155,7 @@ def _linen(scan):
     def loss(params, x):
         # This key's generator compiles fast.
         y = net.apply(params, x, True, rngs={"dropout": jr.key(3, impl="rbg")})
-        return (y**2).sum()
+        return (jnp.asarray(y) ** 2).sum()
 
     return loss, (params, X)
 
@@ -198,7 +199,7 @@ def nnx_functional():
 
 class EqxNet(eqx.Module):
     layers: list
-    activation: object = eqx.field(static=False)
+    activation: Callable[[jax.Array], jax.Array]
 
     def __call__(self, x):
         for one in self.layers:

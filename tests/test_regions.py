@@ -80,7 +80,7 @@ def test_places(program, expected):
 def test_every_framework_has_its_regions(program):
     regions = regions_of(program)
     assert len(regions) == 2
-    assert all(r.source.startswith("region_programs.py:") for r in regions)
+    assert all("region_programs.py:" in str(r.source) for r in regions)
 
 
 def test_a_region_without_names_is_called_by_its_line():
@@ -215,7 +215,7 @@ def test_shapes_are_enough_and_nothing_runs():
     huge = jax.ShapeDtypeStruct((3, 2**20, 2**20), jnp.float32)
     x = jax.ShapeDtypeStruct((2, 2**20), jnp.float32)
     (region,) = remat.find_regions(loss, huge, x)
-    assert region.jaxpr.invars[0].aval.shape == (2**20, 2**20)
+    assert "f32[1048576,1048576]" in str(region.jaxpr)
 
 
 def test_no_regions_is_an_empty_tuple():

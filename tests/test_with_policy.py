@@ -21,6 +21,7 @@ from tests.region_programs import (
     WS,
     X,
     block,
+    custom_jvp,
     jitted_inside,
     layer,
     nested,
@@ -175,7 +176,7 @@ def test_mapping_gives_each_region_its_own():
 def test_first_matching_pattern_counts():
     mapping = {"layer_1/*": "everything", "*": "save_dots"}
     changed = remat.find_regions(remat.with_policy(named_layers, mapping), WS, X)
-    assert [r.policy.name for r in changed] == ["save_dots", "everything", "save_dots"]
+    assert [str(r.policy) for r in changed] == ["save_dots", "everything", "save_dots"]
 
 
 def test_pattern_that_matches_nothing_is_an_error():
@@ -210,6 +211,29 @@ def test_policy_by_layer_of_a_scan_is_an_error():
     policy = policies.first_layers(1, "save_dots", "nothing")
     with pytest.raises(remat.RegionError, match="a scan runs 3 times"):
         remat.with_policy(loss, policy)(*args)
+
+
+def test_policy_that_jax_alone_cannot_apply():
+    loss, args = scanned()
+    policy = policies.save(policies.larger_than(1))
+    assert policy.needs_binding
+    changed = remat.with_policy(loss, policy)
+    expected = jax.value_and_grad(loss)(*args)
+    chex.assert_trees_all_equal(jax.value_and_grad(changed)(*args), expected)
+    (region,) = remat.find_regions(changed, *args)
+    assert region.n_equations > remat.find_regions(loss, *args)[0].n_equations
+
+    (plain,) = remat.find_regions(
+        remat.with_policy(loss, policies.save(policies.larger_than(10**9))), *args
+    )
+    assert plain.emitted_names == ("mid",)  # nothing is that large: nothing is kept
+
+
+def test_policy_that_jax_alone_cannot_apply_is_refused_in_a_rule():
+    loss, args = custom_jvp()
+    changed = remat.with_policy(loss, policies.save(policies.larger_than(1)))
+    with pytest.raises(remat.RegionError, match="custom_jvp"):
+        jax.grad(changed)(*args)
 
 
 # --- static leaves and Python numbers
@@ -308,6 +332,15 @@ def test_closure_over_tracers():
     expected = jax.grad(lambda ws, x: layer(ws[0], x).sum())(WS, X)
     chex.assert_trees_all_equal(jax.grad(loss)(WS, X), expected)
     assert_within(jax.jit(jax.grad(loss))(WS, X), expected, 1e-5)
+
+
+def test_control_flow_on_values_says_that_the_function_is_traced():
+    def fn(w, x):
+        return layer(w, x) if x.sum() > 0 else x
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        remat.with_policy(fn, "nothing")(WS[0], X)
+    assert "traced here, as by jax.jit" in "".join(caught.value.__notes__)
 
 
 def test_axis_names_and_collectives():
@@ -460,7 +493,7 @@ def test_tracers_do_not_leak():
 
 def test_none_is_refused():
     with pytest.raises(policies.PolicyError, match="'nothing'"):
-        remat.with_policy(block, None)
+        remat.with_policy(block, None)  # pyright: ignore[reportArgumentType]
 
 
 def test_no_region_is_an_error_that_says_how_to_make_one():
@@ -541,8 +574,10 @@ def test_names_inside_a_custom_vjp_rule_count():
 
 @pytest.fixture
 def remat3():
-    with jax._src.config.remat3(True):
-        yield
+    before = jax.config.jax_remat3  # pyright: ignore[reportAttributeAccessIssue]
+    jax.config.update("jax_remat3", True)
+    yield
+    jax.config.update("jax_remat3", before)
 
 
 @pytest.mark.parametrize("program", [unrolled, scanned, nested, jitted_inside])
@@ -553,6 +588,14 @@ def test_under_remat3(program, remat3):
         changed = remat.with_policy(loss, policy)
         assert_within(jax.grad(changed)(*args), expected, 1e-5)
     assert {r.policy for r in remat.find_regions(changed, *args)} == {policy}
+
+
+def test_static_argnames_under_remat3_are_explained(remat3):
+    fn = jax.checkpoint(lambda x, mode: jnp.sin(x), static_argnames="mode")
+    assert fn(X, mode="a").shape == X.shape
+    with pytest.raises(TypeError) as caught:
+        remat.find_regions(lambda x: fn(x, mode="a"), X)
+    assert "static_argnums" in "".join(caught.value.__notes__)
 
 
 # --- imports

@@ -132,7 +132,7 @@ def test_a_whole_training_step():
 def test_find_regions_of_abstract_modules():
     net = nnx.eval_shape(lambda: SowingNet(nnx.Rngs(0)))
     (region,) = remat.find_regions(loss, net, jax.ShapeDtypeStruct((2, D), jnp.float32))
-    assert region.source.startswith("test_with_policy_nnx.py:")
+    assert "test_with_policy_nnx.py:" in str(region.source)
 
 
 def test_a_failing_function_leaves_no_trace():

@@ -112,21 +112,21 @@ def check(body, policy):
     chex.assert_trees_all_close(actual, expected, rtol=1e-4, atol=1e-5 * scale)
 
 
-no_deadline = dict(
+relaxed = settings(
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 
-@settings(max_examples=12, **no_deadline)
+@settings(relaxed, max_examples=12)
 @given(body=steps, policy=policies)
 def test_gradients_of_random_programs(body, policy):
     check(body, policy)
 
 
 @pytest.mark.slow
-@settings(max_examples=300, **no_deadline)
+@settings(relaxed, max_examples=300)
 @given(body=steps, policy=policies)
 def test_gradients_of_many_random_programs(body, policy):
     check(body, policy)
