@@ -27,15 +27,22 @@ _CONSTANTS = (
     (_JAX.dots_saveable, "save_dots"),
     (_JAX.dots_with_no_batch_dims_saveable, "save_dots_no_batch"),
 )
-_FACTORIES = (
-    "save_only_these_names",
-    "save_any_names_but_these",
-    "save_anything_except_these_names",
-    "save_and_offload_only_these_names",
-    "save_from_both_policies",
-    "offload_dot_with_no_batch_dims",
-)
-# What jax 0.10 makes: dataclasses where 0.11 and later make closures.
+# JAX's functions that make policies, and what a policy of theirs remembers. Another
+# version may remember otherwise; its policies are then callables like any other.
+_REMEMBERED: dict[str, set[str]] = {
+    "save_only_these_names": {"names_which_can_be_saved"},
+    "save_any_names_but_these": {"names_not_to_save"},
+    "save_anything_except_these_names": set(),
+    "save_and_offload_only_these_names": {
+        "names_which_can_be_saved",
+        "names_which_can_be_offloaded",
+        "offload_src",
+        "offload_dst",
+    },
+    "save_from_both_policies": {"policy_1", "policy_2"},
+    "offload_dot_with_no_batch_dims": {"offload_src", "offload_dst"},
+}
+# What jax 0.10 makes: dataclasses where 0.12 makes closures.
 _CLASSES = {
     "SaveOnlyTheseNames": ("save_only_these_names", "saveable_names"),
     "SaveAnyNamesButThese": ("save_any_names_but_these", "names"),
@@ -116,9 +123,9 @@ def from_jax(function: Callable[..., Any]) -> Policy:
     for constant, name in _CONSTANTS:
         if function is constant:
             return get(name)
-    maker, arguments = _made_by(function)
-    if maker is not None:
-        return _counterpart(maker, arguments)
+    made = _made_by(function)
+    if made is not None:
+        return _counterpart(*made)
     return Policy(
         rule=JaxCallable(function),
         name=_name(function),
@@ -135,7 +142,7 @@ def from_jax(function: Callable[..., Any]) -> Policy:
 def _check_called(function: Callable) -> None:
     if not inspect.isroutine(function):
         return
-    jax_own = function in [vars(_JAX)[name] for name in _FACTORIES]
+    jax_own = function in [vars(_JAX)[name] for name in _REMEMBERED]
     if not jax_own and not function.__module__.startswith("remat.policies."):
         return
     where = "jax.checkpoint_policies" if jax_own else "remat.policies"
@@ -145,30 +152,29 @@ def _check_called(function: Callable) -> None:
     )
 
 
-def _made_by(function: Callable) -> tuple[str | None, Mapping[str, Any]]:
-    """The function of `jax.checkpoint_policies` that made a policy, and with what."""
-    if type(function).__name__ in _CLASSES and _is_jax(type(function)):
+def _made_by(function: Callable) -> tuple[str, Mapping[str, Any]] | None:
+    """Which function of JAX's made a policy, and with what; None for others."""
+    if not function.__module__.startswith("jax."):
+        return None
+    if type(function).__name__ in _CLASSES:
         maker, field = _CLASSES[type(function).__name__]
-        return maker, {"names": vars(function)[field]}
+        (argument,) = _REMEMBERED[maker]
+        return maker, {argument: vars(function)[field]}
     maker = _name(function).split(".<locals>")[0]
-    if maker not in _FACTORIES or not _is_jax(function):
-        return None, {}
-    return maker, inspect.getclosurevars(function).nonlocals
-
-
-def _is_jax(thing: Any) -> bool:
-    return thing.__module__.startswith("jax.")
+    if not inspect.isfunction(function) or maker not in _REMEMBERED:
+        return None
+    remembered = inspect.getclosurevars(function).nonlocals
+    return (maker, remembered) if remembered.keys() == _REMEMBERED[maker] else None
 
 
 def _counterpart(maker: str, arguments: Mapping[str, Any]) -> Policy:
     """Our policy for what one of JAX's functions made."""
     match maker:
         case "save_only_these_names":
-            names = arguments.get("names", arguments.get("names_which_can_be_saved"))
-            return factories.save_names(*sorted(names)) if names else get("nothing")
+            names = sorted(arguments["names_which_can_be_saved"])
+            return factories.save_names(*names) if names else get("nothing")
         case "save_any_names_but_these":
-            names = arguments.get("names", arguments.get("names_not_to_save"))
-            return factories.save_any_names_but(*sorted(names or ()))
+            return factories.save_any_names_but(*sorted(arguments["names_not_to_save"]))
         case "save_and_offload_only_these_names":
             return _saved_and_offloaded(**arguments)
         case "save_from_both_policies":
