@@ -48,4 +48,5 @@ def policy_page(name: str) -> RenderableType:
 def _use(policy: policies.Policy) -> str:
     if policy.needs_binding:
         return f"remat.with_policy(loss, {policy.name!r})"
-    return f'nn.remat(Block, policy=remat.policies.get("{policy.name}"))'
+    reader = "get" if policy.name in policies.names() else "parse"
+    return f'nn.remat(Block, policy=remat.policies.{reader}("{policy.name}"))'
