@@ -3,6 +3,10 @@
 import importlib
 from typing import Any
 
+from remat import _first_import as _first_import
+
+# isort: split
+
 from remat import policies as policies
 from remat._analyze import analyze as analyze
 from remat._buffer import Buffer as Buffer
