@@ -23,9 +23,11 @@ from remat._regions import RegionError as RegionError
 from remat._regions import find_regions as find_regions
 from remat._regions import with_policy as with_policy
 from remat._report import MemoryReport as MemoryReport
-from remat._roles import Roles as Roles
 from remat._residuals import Residual as Residual
 from remat._residuals import residuals as residuals
+from remat._roles import Roles as Roles
+from remat._scan import scan as scan
+from remat._segments import SegmentsError as SegmentsError
 from remat._targets import Target as Target
 from remat._targets import TargetError as TargetError
 from remat._targets import target as target

@@ -1,0 +1,36 @@
+"""The policy of the regions that segments are made of.
+
+A segment is a region that keeps its input and nothing else. It is no business of the
+policies a user gives: `with_policy` leaves such a region alone, so that a scan stays
+cut while the policy of its body changes.
+"""
+
+import dataclasses
+from typing import Any
+
+from jax.ad_checkpoint import Offloadable
+
+from remat._jax_compat import name_p
+
+CARRY_NAME = "remat_scan_carry"
+"""Checkpoint name of the carry into a segment."""
+
+
+# JAX keeps weak references to a policy, so it needs the slot for them.
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
+class Boundary:
+    """Policy of a segment: recompute all of it from its input."""
+
+    offload: bool = False
+    """Whether the carry into the segment waits in host memory."""
+
+    def __call__(self, primitive: Any, *avals: Any, **params: Any) -> Any:
+        """Answer JAX's question about one equation."""
+        if self.offload and primitive is name_p and params["name"] == CARRY_NAME:
+            return Offloadable(src="device", dst="pinned_host")
+        return False
+
+
+def is_boundary(policy: object) -> bool:
+    """Whether a region with this policy is a segment of a scan."""
+    return isinstance(policy, Boundary)

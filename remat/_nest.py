@@ -1,0 +1,274 @@
+"""Run the body of a scan as a nest of segments.
+
+The body comes flat, as a jaxpr: constants, carry and one slice of each `xs` in, carry
+and one slice of each `ys` out. What this does differently from writing two scans by
+hand is the `xs`. Cut by reshape and slice, they would be copied: once where the
+segments do not divide them, and a segment at a time in any case, in both directions.
+Here every step reads its slice from the whole array by index, and the cotangents of
+the slices are gathered in place, in one array that the backward loops carry (see
+`_read`). So the only memory that grows with the number of steps is the carries'.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jec
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero
+
+from remat import _jax_compat as compat
+from remat._boundary import CARRY_NAME, Boundary
+from remat._segments import Cut, Lengths, cut, inner
+
+Policy = Callable[..., Any]
+Arrays = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ScanBody:
+    """A traced scan, taken apart."""
+
+    closed: Any
+    """The body: constants, carry and slices of `xs` to carry and slices of `ys`."""
+    n_consts: int
+    n_carry: int
+    length: int
+    reverse: bool
+    unroll: int
+
+    @staticmethod
+    def of(eqn: jec.JaxprEqn) -> "ScanBody":
+        """The body and layout of a `scan` equation."""
+        binders = compat.scan_binders(eqn)
+        return ScanBody(
+            closed=eqn.params["jaxpr"],
+            n_consts=len(binders.consts),
+            n_carry=len(binders.init),
+            length=eqn.params["length"],
+            reverse=eqn.params["reverse"],
+            unroll=eqn.params["unroll"],
+        )
+
+    def split(self, operands: Sequence[Any]) -> tuple[Arrays, Arrays, Arrays]:
+        """Constants, carry and the rest of flat operands."""
+        first_xs = self.n_consts + self.n_carry
+        consts, carry = operands[: self.n_consts], operands[self.n_consts : first_xs]
+        return tuple(consts), tuple(carry), tuple(operands[first_xs:])
+
+    def step(self, consts: Arrays, carry: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
+        """Run the body once: the new carry, and a slice of each `ys`."""
+        out = compat.evaluate(self.closed, [*consts, *carry, *x])
+        return tuple(out[: self.n_carry]), tuple(out[self.n_carry :])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Nest:
+    """How a scan is run."""
+
+    lengths: Lengths
+    """Segments at each level, outermost first; the last are steps."""
+    is_region: bool = False
+    """Whether each step is a region of its own."""
+    policy: Policy | None = None
+    """What such a region keeps; None recomputes all of it."""
+    offload_carry: bool = False
+    """Whether the carries into the outermost segments wait in host memory."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is what `lax.scan` does."""
+        return len(self.lengths) == 1 and not (self.is_region or self.offload_carry)
+
+
+def segmented(body: ScanBody, nest: Nest) -> Callable[..., list[Any]]:
+    """A function of a scan's flat operands that runs it as a nest.
+
+    Values and derivatives of any order are those of the scan.
+    """
+
+    def segmented_scan(*operands: Any) -> list[Any]:
+        consts, carry, xs = body.split(operands)
+        constants = tuple(_constant(x) if _has_tangent(x) else x for x in xs)
+        runner = _Runner(body, nest, consts, constants)
+        (carry, _), ys = runner.run((carry, _shadows(xs)), 0, body.length, nest.lengths)
+        return [*carry, *ys]
+
+    return segmented_scan
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Runner:
+    """One run of a nest; its state is the carry and the shadows of the xs."""
+
+    body: ScanBody
+    nest: Nest
+    consts: Arrays
+    xs: Arrays
+
+    def run(self, state: Any, start: Any, n: int, lengths: Lengths) -> tuple[Any, Any]:
+        """Run `n` steps, the one at position `start` being the lowest of them."""
+        lengths = inner(n, lengths)
+        pieces = cut(n, lengths)
+        if pieces is None:
+            return self.loop(state, start, n)
+        outermost = lengths == self.nest.lengths
+        # In reverse the rest, which runs last, stands at the low end.
+        main_start = start + pieces.rest if self.body.reverse else start
+        rest_start = start if self.body.reverse else start + pieces.count * pieces.block
+        state, ys = self.full_segments(state, main_start, pieces, lengths, outermost)
+        if pieces.rest:
+            run_rest = self.segment(pieces.rest, lengths, outermost, prevent_cse=True)
+            state, rest_ys = run_rest(state, rest_start)
+            pair = (rest_ys, ys) if self.body.reverse else (ys, rest_ys)
+            ys = jax.tree.map(lambda *parts: lax.concatenate(parts, 0), *pair)
+        return state, ys
+
+    def full_segments(
+        self, state: Any, start: Any, pieces: Cut, lengths: Lengths, outermost: bool
+    ) -> tuple[Any, Any]:
+        alone = pieces.count == 1
+        run_one = self.segment(pieces.block, lengths, outermost, prevent_cse=alone)
+        if alone:  # XLA would take a loop of one step apart
+            return run_one(state, start)
+        state, ys = lax.scan(
+            lambda state, i: run_one(state, start + i * pieces.block),
+            state,
+            jnp.arange(pieces.count, dtype=jnp.int32),
+            reverse=self.body.reverse,
+        )
+        return state, jax.tree.map(lambda y: lax.collapse(y, 0, 2), ys)
+
+    def segment(
+        self, n: int, lengths: Lengths, outermost: bool, *, prevent_cse: bool
+    ) -> Callable[[Any, Any], tuple[Any, Any]]:
+        """One segment of `n` steps, as a region that keeps only its input."""
+        boundary = Boundary(offload=self.nest.offload_carry and outermost)
+
+        def run_segment(state: Any, start: Any) -> tuple[Any, Any]:
+            if boundary.offload:
+                state = (tuple(map(_named, state[0])), state[1])
+            return self.run(state, start, n, lengths[1:])
+
+        return jax.checkpoint(run_segment, prevent_cse=prevent_cse, policy=boundary)
+
+    def loop(self, state: Any, start: Any, n: int) -> tuple[Any, Any]:
+        """The innermost loop, over `n` steps."""
+        if self.body.unroll > 1 or n == 1:
+            step = self.step(prevent_cse=True)
+        else:
+            step = self.step(prevent_cse=False)
+        at = jnp.arange(n, dtype=jnp.int32) if self.xs else None
+        return lax.scan(
+            lambda state, i: step(state, None if i is None else start + i),
+            state,
+            at,
+            length=n,
+            reverse=self.body.reverse,
+            unroll=min(self.body.unroll, n),
+        )
+
+    def step(self, *, prevent_cse: bool) -> Callable[[Any, Any], tuple[Any, Any]]:
+        """One step, which reads its xs by index; a region where the nest says so."""
+
+        def run_step(state: Any, i: Any) -> tuple[Any, Any]:
+            carry, shadows = state
+            x = tuple(
+                _slice(array, i) if shadow is None else _read(array, shadow, i)
+                for array, shadow in zip(self.xs, shadows, strict=True)
+            )
+            carry, y = self.body.step(self.consts, carry, x)
+            return (carry, tuple(map(_carry_on, shadows))), y
+
+        if not self.nest.is_region:
+            return run_step
+        return jax.checkpoint(
+            run_step, prevent_cse=prevent_cse, policy=self.nest.policy
+        )
+
+
+def _named(leaf: Any) -> Any:
+    """The leaf under the carry's name where moving it is worth a transfer."""
+    if jnp.ndim(leaf) == 0 or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return leaf
+    return checkpoint_name(leaf, CARRY_NAME)
+
+
+# --- reading xs by index, with cotangents gathered in place
+#
+# The transpose of reading slice i of a constant adds a slice into the constant's
+# cotangent. Were the xs constants of the loops, each inner loop would start that
+# cotangent at zero, as large as all of the xs, and the loop around it would add the
+# two. So each step reads the value from the constant, and the tangent from a
+# *shadow*: the same array, passed along as part of the carry. Its cotangent is then
+# part of the carry of the backward loops, and XLA adds slices to it in place. Nothing
+# reads the shadow's value, so it is never kept and never copied.
+#
+# The rules below answer one differentiation so; what they return are plain reads of
+# the constant, which a second differentiation treats as JAX does.
+
+
+def _shadows(xs: Arrays) -> Arrays:
+    """What the tangents of xs are read from; None for those that have none."""
+    return tuple(x if _has_tangent(x) else None for x in xs)
+
+
+def _has_tangent(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _slice(array: Any, i: Any) -> Any:
+    return lax.dynamic_index_in_dim(array, i, keepdims=False)
+
+
+@jax.custom_jvp
+def _constant(array: Any) -> Any:
+    """The array, without its first tangent."""
+    return array
+
+
+def _constant_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    del tangents
+    return primals[0], SymbolicZero.from_primal_value(primals[0])
+
+
+_constant.defjvp(_constant_jvp, symbolic_zeros=True)
+
+
+@jax.custom_jvp
+def _read(array: Any, shadow: Any, i: Any) -> Any:
+    """Slice `i` of `array`, whose first derivative is taken through `shadow`."""
+    del shadow
+    return _slice(array, i)
+
+
+def _read_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    array, _, i = primals
+    tangent = tangents[1]
+    if isinstance(tangent, SymbolicZero):
+        return _slice(array, i), tangent
+    return _slice(array, i), _slice(tangent, i)
+
+
+_read.defjvp(_read_jvp, symbolic_zeros=True)
+
+
+@jax.custom_jvp
+def _opaque(shadow: Any) -> Any:
+    """The identity, which `lax.scan` cannot see through.
+
+    Seeing an unchanged carry, it would make a constant of the shadow.
+    """
+    return shadow
+
+
+@_opaque.defjvp
+def _opaque_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return _opaque(*primals), tangents[0]
+
+
+def _carry_on(shadow: Any) -> Any:
+    return None if shadow is None else _opaque(shadow)
