@@ -1,4 +1,26 @@
-"""Policies: what to keep between the forward and the backward pass."""
+"""Policies: what to keep between the forward and the backward pass.
+
+What each keeps of a region, besides the region's inputs:
+
+    none                     everything: `with_policy` removes the region
+    everything               all that the backward pass reads; the region stays
+    nothing                  nothing; JAX's `policy=None` means the same
+    save_dots, …             values of one kind
+    save_names("context")    values that the model gave these names
+    save(selector)           values by kind, name, size, dtype, module or position
+    offload(selector), …     the same, in host memory
+    a | b, a & b, a - b, ~a  what either, both, only the first, or not the first keeps
+    layers([…])              what the policy of each layer says
+    {"*/attn": "save_dots"}  what the policy of each region says, by its path
+
+The carry that a scan hands to a region is an input, and kept under every policy:
+naming it adds nothing.
+
+Example:
+    >>> from remat import policies
+    >>> policies.parse("save_dots | offload_names(mlpwo)").description.offloads
+    'values named mlpwo'
+"""
 
 # The order of the catalogue is the order in which it is listed.
 from remat.policies._catalogue import everything as everything

@@ -170,7 +170,9 @@ def discrete() -> Selector:
     """Choices: `top_k`, `argmax`, `argmin`, and sorts that carry a payload.
 
     Computed again with other rounding they can come out otherwise, and a gradient
-    then flows along a route that the forward pass did not take.
+    then flows along a route that the forward pass did not take. Masks drawn with a
+    fixed probability (dropout) come out the same. A mask drawn with a computed one is
+    a comparison like any other, and not seen: give it a checkpoint name.
     """
     return Discrete()
 

@@ -211,7 +211,7 @@ def every_nth_layer(
     return _layered(
         EveryNthLayer(n, start % n, chosen, rest),
         f"every_nth_layer({n}, {chosen.code}, rest={rest.code}, start={start})",
-        f"in every {n}. layer as {chosen.name}, in the others as {rest.name}",
+        f"in one layer of {n} as {chosen.name}, in the others as {rest.name}",
     )
 
 

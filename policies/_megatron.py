@@ -141,7 +141,7 @@ def megatron_uniform(n_layers: int) -> Policy:
         code,
         code,
         Description(
-            saves=f"the input of every {n_layers}. layer",
+            saves=f"the input of one layer in {n_layers}",
             recomputes="everything inside a unit of layers",
             when="not even every layer's input fits",
             source=_SOURCE,

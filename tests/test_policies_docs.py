@@ -10,7 +10,7 @@ import pytest
 
 from remat import policies
 
-MODULES = [
+MODULES = ["remat.policies"] + [
     f"remat.policies.{module.name}"
     for module in pkgutil.iter_modules(policies.__path__)
 ]
