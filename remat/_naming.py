@@ -16,7 +16,7 @@ from jax.ad_checkpoint import Offloadable
 from remat import _jax_compat as compat
 from remat._labels import Label as Label
 from remat._labels import NamedValue
-from remat._name_walk import CUSTOM_RULES, NameWalk
+from remat._name_walk import CUSTOM_RULES, Namer, NameWalk
 from remat._reads import reading_inputs
 from remat._settle import is_inexact
 from remat.policies import Decision, Value
@@ -46,10 +46,7 @@ def name_region(
         labels[prefix + value.label.id] = value.label
         return prefix + value.label.id
 
-    named = NameWalk(jaxpr, name).run()
-    if _holds_custom_rule(jaxpr):
-        _differentiate(named)
-    return named, labels
+    return _walk_with_rules(jaxpr, name), labels
 
 
 def keep(
@@ -100,14 +97,43 @@ def bind(
         What takes the place of the region's jaxpr and of its policy, as from `keep`.
         Decisions stand in the names, so every bound policy is the same object.
     """
-    known = dict(region_path=region_path, layer=layer, n_layers=n_layers)
-    reading = reading_inputs(jaxpr)
+    decide = _decider(policy, jaxpr, region_path, layer, n_layers)
 
     def name(value: NamedValue) -> str | None:
-        reads_input = id(value.eqn) in reading
-        return _MARKS[_decide(policy, value, known, reads_input)](value.label)
+        return _MARKS[decide(value)](value.label)
 
     return NameWalk(jaxpr, name, show=True).run(), KeepMarked()
+
+
+def decisions(
+    policy: "Decides",
+    jaxpr: jec.Jaxpr,
+    *,
+    region_path: str | None = None,
+    layer: int | None = None,
+    n_layers: int | None = None,
+) -> dict[str, Decision]:
+    """What a policy decides about each value of a region, by id.
+
+    Args:
+        policy: Asked once about each value.
+        jaxpr: The region's open jaxpr.
+        region_path: As for `bind`.
+        layer: As for `bind`.
+        n_layers: As for `bind`.
+
+    Returns:
+        A table for `keep`; what is recomputed is listed too.
+    """
+    decide = _decider(policy, jaxpr, region_path, layer, n_layers)
+    table: dict[str, Decision] = {}
+
+    def name(value: NamedValue) -> str:
+        table[value.label.id] = decide(value)
+        return value.label.id
+
+    _walk_with_rules(jaxpr, name)
+    return table
 
 
 class Decides(Protocol):
@@ -141,12 +167,19 @@ _MARKS: dict[Decision, Callable[[Label], str | None]] = {
 }
 
 
-def _decide(
-    policy: Decides, named: NamedValue, known: dict[str, Any], reads_input: bool
-) -> Decision:
-    eqn, label = named.eqn, named.label
-    return policy.decide(
-        Value(
+def _decider(
+    policy: Decides,
+    jaxpr: jec.Jaxpr,
+    region_path: str | None,
+    layer: int | None,
+    n_layers: int | None,
+) -> Callable[[NamedValue], Decision]:
+    """Ask a policy about a region's values, with everything known that it may read."""
+    reading = reading_inputs(jaxpr)
+
+    def decide(named: NamedValue) -> Decision:
+        eqn, label = named.eqn, named.label
+        value = Value(
             primitive=label.primitive,
             params=eqn.params,
             in_avals=tuple(atom.aval for atom in eqn.invars),
@@ -154,12 +187,16 @@ def _decide(
             name=label.checkpoint_name if label.primitive == "name" else None,
             aliases=named.aliases,
             module_path=label.module_path,
+            layer=layer,
+            n_layers=n_layers,
+            region_path=region_path,
             ordinal=named.ordinal,
-            reads_input=reads_input,
+            reads_input=id(eqn) in reading,
             jax_primitive=eqn.primitive,
-            **known,
         )
-    )
+        return policy.decide(value)
+
+    return decide
 
 
 def _check_ids(wanted: Iterable[str], labels: Mapping[str, Label]) -> None:
@@ -173,6 +210,14 @@ def _check_ids(wanted: Iterable[str], labels: Mapping[str, Label]) -> None:
         f"{', '.join(map(repr, near))}. The ids of a region are the keys of "
         "name_region(jaxpr)[1]; they change when the model does"
     )
+
+
+def _walk_with_rules(jaxpr: jec.Jaxpr, namer: Namer) -> jec.Jaxpr:
+    """Name a region, and have the rules of custom derivatives ask for theirs now."""
+    named = NameWalk(jaxpr, namer).run()
+    if _holds_custom_rule(jaxpr):
+        _differentiate(named)
+    return named
 
 
 def _holds_custom_rule(jaxpr: jec.Jaxpr) -> bool:

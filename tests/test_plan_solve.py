@@ -6,12 +6,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from remat import target
+from remat import policies, target
+from remat._naming import decisions
 from remat._plan._choose import Stack, choose
 from remat._plan._frontier import Frontier, frontier
 from remat._plan._graph import Equation, Graph, Value, build_graph
 from remat._plan._prices import Prices, least_flops, least_time
-from remat._plan._solve import BudgetError, Choice, Solver, evaluate, solve
+from remat._plan._solve import (
+    BudgetError,
+    Choice,
+    Solver,
+    choice_of,
+    evaluate,
+    solve,
+)
 from remat._regions import find_regions
 from remat.models import build
 from tests.benchmarks.pytorch_partitioner import PYTORCH, block_graph, compare
@@ -238,10 +246,15 @@ def test_scanned_layers_take_one_point():
 
 
 @pytest.fixture(scope="module")
-def gpt2():
+def gpt2_region():
     built = build("gpt2", batch=8, seq=1024)
     (region,) = find_regions(built.loss, *built.args)
-    return build_graph(region.jaxpr, target("v5e"))
+    return region
+
+
+@pytest.fixture(scope="module")
+def gpt2(gpt2_region):
+    return build_graph(gpt2_region.jaxpr, target("v5e"))
 
 
 @pytest.mark.parametrize("prices", [least_time(target("v5e")), least_flops()])
@@ -267,6 +280,23 @@ def test_offload_is_never_slower(gpt2):
         allowed = solve(gpt2, least_time(v5e), mib << 20, host_bytes=host)
         assert allowed.price <= without.price * (1 + 1e-6)
         assert allowed.host_bytes <= host
+
+
+def test_named_policies_never_win(gpt2_region, gpt2):
+    """Whatever a named policy keeps, with its bytes there is nothing better."""
+    solver = Solver(gpt2, SECONDS)
+    optima = {}
+    for name in policies.names():
+        kept = decisions(policies.get(name), gpt2_region.jaxpr)
+        theirs = choice_of(gpt2, SECONDS, kept)
+        budget = theirs.bytes, theirs.host_bytes
+        if budget not in optima:
+            optima[budget] = solver.solve(theirs.bytes, host_bytes=theirs.host_bytes)
+        ours = optima[budget]
+        assert ours.optimal
+        assert (ours.bytes, ours.host_bytes) <= budget
+        assert ours.price <= theirs.price * (1 + 1e-6), name
+    assert len(optima) > 10
 
 
 def test_presolve_leaves_little(gpt2):

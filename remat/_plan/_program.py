@@ -42,11 +42,12 @@ def solve_program(
     budget_bytes: int,
     host_bytes: int,
     time_limit_s: float,
-) -> tuple[list[int], list[int]]:
+) -> tuple[list[int], list[int], bool]:
     """Solve a presolved problem.
 
     Returns:
-        The items to save and those to offload. When the time is up, the best found.
+        The items to save, those to offload, and whether no other choice is better: when
+        the time is up, it is the best found so far.
     """
     program = _Program(problem, prices, budget_bytes, host_bytes)
     return program.solve(time_limit_s)
@@ -82,10 +83,10 @@ class _Program:
         self._write_rows()
         self.objective = self._objective(prices)
 
-    def solve(self, time_limit_s: float) -> tuple[list[int], list[int]]:
-        """The items to save and those to offload."""
+    def solve(self, time_limit_s: float) -> tuple[list[int], list[int], bool]:
+        """As `solve_program`."""
         if not self.column:
-            return [], []
+            return [], [], True
         n_whole = len(self.can_save) + len(self.can_offload)
         n = len(self.column)
         result = scipy.optimize.milp(
@@ -100,7 +101,11 @@ class _Program:
         saved = [v for v in self.can_save if chosen[self.column["x", v]]]
         offloaded = [v for v in self.can_offload if chosen[self.column["o", v]]]
         assert sum(self.problem.items[v].bytes for v in saved) <= self.budget_bytes
-        return saved, [v for v in offloaded if v not in set(saved)]
+        return (
+            saved,
+            [v for v in offloaded if v not in set(saved)],
+            bool(result.success),
+        )
 
     def _write_rows(self) -> None:
         for v, item in self.problem.items.items():

@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 from remat._plan._graph import Graph
 from remat._plan._presolve import presolve
 from remat._plan._prices import Prices
 from remat._plan._program import solve_program
+from remat.policies import Decision
 
 
 class BudgetError(ValueError):
@@ -33,6 +35,8 @@ class Choice:
     """Time of what is done twice, on the target."""
     price: float
     """What was minimized."""
+    optimal: bool = False
+    """Whether it is known that no other choice is better within the same budget."""
 
 
 def solve(
@@ -86,7 +90,7 @@ class Solver:
         time_limit_s: float = math.inf,
     ) -> Choice:
         """As the function `solve`."""
-        saved, offloaded = solve_program(
+        saved, offloaded, proven = solve_program(
             self.problem,
             self.prices,
             budget_bytes=budget_bytes,
@@ -94,12 +98,13 @@ class Solver:
             time_limit_s=time_limit_s,
         )
         ids = [value.id for value in self.graph.values]
-        return evaluate(
+        choice = evaluate(
             self.graph,
             self.prices,
             saved=frozenset(i for v in saved if (i := ids[v])),
             offloaded=frozenset(i for v in offloaded if (i := ids[v])),
         )
+        return dataclasses.replace(choice, optimal=proven)
 
 
 def evaluate(
@@ -146,6 +151,23 @@ def evaluate(
         recompute_s=sum(e.seconds for e in twice),
         price=sum(map(prices.of, twice)) + prices.kept_byte * kept_bytes,
     )
+
+
+def choice_of(
+    graph: Graph, prices: Prices, decisions: Mapping[str, Decision]
+) -> Choice:
+    """What follows from a table of decisions, such as a named policy's.
+
+    Args:
+        graph: The region.
+        prices: For `Choice.price`.
+        decisions: By id, as from `remat._naming.decisions`.
+    """
+    by_kind = {
+        kind: frozenset(i for i, d in decisions.items() if d is kind)
+        for kind in Decision
+    }
+    return evaluate(graph, prices, by_kind[Decision.SAVE], by_kind[Decision.OFFLOAD])
 
 
 def _run_forward(graph: Graph, kept: set[int]) -> set[int]:
