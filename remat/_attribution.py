@@ -218,7 +218,7 @@ class Attributor:
 def _argument(parameter: Instruction, phase: str | None, n_stacked: int) -> Origin:
     """A block that holds a copy or cast of a program argument."""
     return Origin(
-        label=parameter.op_name or None,
+        module_path=parameter.op_name or None,
         phase=phase,
         n_stacked=n_stacked,
         primitive="parameter",

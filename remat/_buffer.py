@@ -36,9 +36,10 @@ class Buffer:
     phase: str | None
     """The pass that computes it: one of `PHASES`; None for arguments and constants."""
     module_path: str | None
-    """Flax modules and scopes, or the pytree path of an argument or output."""
+    """Flax modules and scopes; for an argument, a copy of one, or an output, its
+    pytree path."""
     label: str | None
-    """Checkpoint name or automatic label of a kept value; name of an argument."""
+    """Checkpoint name or automatic label of a kept value."""
     source: str | None
     """The user's line, `model.py:12`."""
     n_stacked: int

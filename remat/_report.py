@@ -84,7 +84,7 @@ class MemoryReport:
     """Device memory traffic of one run, trip counts included."""
     estimated_step_s: float
     """Roofline time of one run; nan where the device's figures are not known."""
-    cost: Cost | None = field(repr=False)
+    cost: Cost = field(repr=False)
     """The whole cost, of which the fields above are a part."""
     buffers: tuple[Buffer, ...] = field(repr=False)
     """What is live at the peak (of device, host and on-chip memory each), largest
@@ -313,7 +313,7 @@ def _totals_only(program: Program) -> MemoryReport:
         recompute_flops=0,
         bytes_accessed=0,
         estimated_step_s=math.nan,
-        cost=None,
+        cost=Cost(),
         buffers=(),
         timeline=(),
         notes=("Totals only: the compiled program holds no buffer assignment.",),

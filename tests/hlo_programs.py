@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from remat._compile import Program, compile_lowered, lower
+from remat._hlo import Module, parse
+from remat._hlo._buffers import BufferAssignment
 from remat._hlo._schema import HloProto
 from remat._targets import target
 
@@ -62,7 +64,21 @@ def donated(name: str) -> Program:
     return compile_for(name, sgd_step, *args, donate_argnums=(0,))
 
 
-F32, TUPLE = 11, 13
+def proto_of(program: Program) -> bytes:
+    assert program.hlo_proto is not None
+    return program.hlo_proto
+
+
+def module_of(program: Program) -> Module:
+    return parse(proto_of(program))
+
+
+def buffers_of(module: Module) -> BufferAssignment:
+    assert module.buffers is not None
+    return module.buffers
+
+
+F32 = 11
 
 
 class Hlo:

@@ -21,6 +21,7 @@ from tests.hlo_programs import (
     WIDTH,
     Hlo,
     compile_for,
+    module_of,
     shape,
     stacked,
 )
@@ -40,7 +41,7 @@ def traced(fn, *args):
 
 def compiled(name, fn, *args):
     program = compile_for(name, fn, *args)
-    return module_cost(parse(program.hlo_proto), DEVICES[name])
+    return module_cost(module_of(program), DEVICES[name])
 
 
 # A residual block of two products under scan: what XLA's cost analysis gets wrong
@@ -106,7 +107,7 @@ def test_recompute_inside_loops_is_counted_in_programs(where, model, times_forwa
 
 
 def test_flops_of_forward_backward_and_recompute(name):
-    module = parse(stacked(name).hlo_proto)
+    module = module_of(stacked(name))
     cost = module_cost(module, DEVICES[name])
     # A layer's forward product, its recomputation, and two for the gradients.
     assert cost.matmul_flops == LAYERS * 4 * MATMUL
@@ -116,7 +117,7 @@ def test_flops_of_forward_backward_and_recompute(name):
 
 
 def test_a_loop_reads_one_layer_a_step(name):
-    cost = module_cost(parse(stacked(name).hlo_proto), DEVICES[name])
+    cost = module_cost(module_of(stacked(name)), DEVICES[name])
     stack = LAYERS * (ROWS + WIDTH) * WIDTH * 4
     # Reading whole stacks each step would be LAYERS times these passes over them.
     assert 2 * stack < cost.bytes_accessed < 30 * stack
@@ -220,7 +221,7 @@ def test_collectives_of_a_sharded_step():
 
     lowered = lower(jax.grad(loss), (weights, batch), {}, device)
     program = compile_lowered(lowered, device, probe=True)
-    cost = module_cost(parse(program.hlo_proto), device)
+    cost = module_cost(module_of(program), device)
     assert cost.n_collectives >= 1
     # A ring over 4 devices sends 3/4 of the gradient twice.
     gradient = 1024 * 1024 * 4

@@ -6,11 +6,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from remat._hlo import HloError, parse
+from remat._hlo import HloError, Module, parse
 from remat._hlo import _trips as trips
-from remat._hlo._buffers import peak
+from remat._hlo._buffers import LiveSet, peak
 from remat._hlo._flow import origins, readers
-from tests.hlo_programs import LAYERS, ROWS, TARGETS, WIDTH, Hlo, donated, stacked
+from tests.hlo_programs import (
+    LAYERS,
+    ROWS,
+    TARGETS,
+    WIDTH,
+    Hlo,
+    buffers_of,
+    donated,
+    module_of,
+    proto_of,
+    stacked,
+)
 
 
 def chain() -> Hlo:
@@ -28,33 +39,37 @@ def chain() -> Hlo:
     return hlo
 
 
+def first_peak(module: Module) -> LiveSet:
+    buffers = buffers_of(module)
+    return peak(buffers, buffers.traces[0])
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_compiled_program_is_read_whole(name):
-    module = parse(stacked(name).hlo_proto)
+    module = module_of(stacked(name))
     assert [p.op_name for p in module.entry.parameters] == ["w", "x"]
     assert module.entry.parameters[0].shape.dimensions == (LAYERS, WIDTH, WIDTH)
     assert module.entry.parameters[1].shape.bytes == ROWS * WIDTH * 4
     assert module.entry.schedule
-    assert module.buffers is not None
-    assert module.buffers.traces
+    assert buffers_of(module).traces
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_trip_counts_of_forward_and_backward_loop(name):
-    module = parse(stacked(name).hlo_proto)
+    module = module_of(stacked(name))
     assert list(trips.trip_counts(module).values()) == [LAYERS, LAYERS]
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_trip_counts_can_be_derived_where_none_are_stated(name):
-    module = parse(stacked(name).hlo_proto)
+    module = module_of(stacked(name))
     loops = [one for one in module.instructions.values() if one.opcode == "while"]
     assert [trips._derived(module, loop) for loop in loops] == [LAYERS, LAYERS]
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_bodies_run_as_often_as_their_loops(name):
-    module = parse(stacked(name).hlo_proto)
+    module = module_of(stacked(name))
     runs = trips.runs_of_computations(module, trips.trip_counts(module))
     bodies = [
         one.called[0] for one in module.instructions.values() if len(one.called) == 2
@@ -65,16 +80,16 @@ def test_bodies_run_as_often_as_their_loops(name):
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_donated_argument_is_an_alias(name):
-    module = parse(donated(name).hlo_proto)
+    module = module_of(donated(name))
     assert [alias.parameter_number for alias in module.aliases] == [0]
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_stack_leads_back_to_the_value_written_into_it(name):
-    module = parse(stacked(name).hlo_proto)
+    module = module_of(stacked(name))
     stacks = [
         (module.instructions[one.instruction], one.index)
-        for one in module.buffers.logical.values()
+        for one in buffers_of(module).logical.values()
         if module.instructions[one.instruction].opcode == "while"
     ]
     size = LAYERS * ROWS * WIDTH
@@ -85,7 +100,7 @@ def test_the_stack_leads_back_to_the_value_written_into_it(name):
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_stack_is_read_by_the_backward_loop(name):
-    module = parse(stacked(name).hlo_proto)
+    module = module_of(stacked(name))
     forward = next(one for one in module.instructions.values() if one.opcode == "while")
     size = LAYERS * ROWS * WIDTH
     index = next(i for i, leaf in forward.shape.leaves() if leaf.size == size)
@@ -95,7 +110,7 @@ def test_the_stack_is_read_by_the_backward_loop(name):
 
 def test_the_peak_of_a_heap_by_hand():
     module = parse(chain().bytes())
-    live = peak(module.buffers, module.buffers.traces[0])
+    live = first_peak(module)
     assert live.bytes == 400 + 400
     assert sorted(live.groups) == [(2,), (3,)]
 
@@ -105,7 +120,7 @@ def test_buffers_that_share_a_place_count_once():
     del hlo.buffers.heap_simulator_traces[:]
     hlo.trace(("alloc", 2), ("share", 3, 2), ("free", 2), ("free", 3))
     module = parse(hlo.bytes())
-    live = peak(module.buffers, module.buffers.traces[0])
+    live = first_peak(module)
     assert live.bytes == 400
     assert live.groups == ((2,),)
 
@@ -115,7 +130,7 @@ def test_a_place_is_free_when_its_last_holder_is():
     del hlo.buffers.heap_simulator_traces[:]
     hlo.trace(("alloc", 2), ("share", 3, 2), ("free", 2), ("alloc", 4))
     module = parse(hlo.bytes())
-    live = peak(module.buffers, module.buffers.traces[0])
+    live = first_peak(module)
     assert live.bytes == 400 + 400
     assert live.groups == ((2, 3), (4,))
 
@@ -127,7 +142,7 @@ def test_sizes_are_64_bit():
     hlo.buffers.buffer_allocations[2].assigned[0].size = huge
     hlo.buffers.buffer_allocations[2].size = huge + 2**20
     module = parse(hlo.bytes())
-    assert peak(module.buffers, module.buffers.traces[0]).bytes == huge + 400
+    assert first_peak(module).bytes == huge + 400
 
 
 def broken(change):
@@ -207,10 +222,14 @@ def test_random_bytes_are_refused(data):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(seed=st.integers(0, 2**32), n_changes=st.integers(1, 8), cut=st.booleans())
 def test_mutated_programs_are_read_or_refused(name, seed, n_changes, cut):
-    data = bytearray(stacked(name).hlo_proto)
+    data = bytearray(proto_of(stacked(name)))
     chance = random.Random(seed)
     for _ in range(n_changes):
         data[chance.randrange(len(data))] = chance.randrange(256)
@@ -221,5 +240,6 @@ def test_mutated_programs_are_read_or_refused(name, seed, n_changes, cut):
     except HloError:
         return
     trips.runs_of_computations(module, trips.trip_counts(module))
-    for trace in module.buffers.traces if module.buffers else ():
-        assert peak(module.buffers, trace).bytes >= 0
+    if module.buffers:
+        for trace in module.buffers.traces:
+            assert peak(module.buffers, trace).bytes >= 0
