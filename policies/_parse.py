@@ -11,7 +11,7 @@ from remat.policies import _by_place as by_place
 from remat.policies._errors import PolicyError
 from remat.policies._policy import Policy
 from remat.policies._policy_map import policy_map
-from remat.policies._registry import get, makers
+from remat.policies._registry import get, makers, names
 from remat.policies._selector import Selector, anything
 
 _SELECTORS = {
@@ -56,10 +56,11 @@ def parse(text: str) -> Policy:
         >>> policies.parse("save_names(context, mlpwo) | offload(dots())")
         save_names('context', 'mlpwo') | offload(dots())
     """
-    if re.fullmatch(r"[\w./:-]*", text.strip()):
-        return get(text.strip())
+    text = text.strip()
+    if text in names() or re.fullmatch(r"[\w./:-]*", text):
+        return get(text)
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(text, mode="eval").body
     except SyntaxError as error:
         raise PolicyError(
             f"{text!r} is no policy: {error.msg}; write a registered name or code "

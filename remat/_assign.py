@@ -89,7 +89,7 @@ class Assignment:
 
 def removes(policy: Policy) -> bool:
     """Whether a policy stands for no region at all."""
-    return policy.name == "none"
+    return policy == none
 
 
 def check_some_reachable(regions: Sequence[Region]) -> None:

@@ -111,6 +111,8 @@ def test_register_keeps_the_code_and_refuses_a_second():
     assert mine == policies.get("test_mine")
     assert mine.name == "test_mine"
     assert repr(mine) == "save_names('a')"
+    with_spaces = policies.register("my own (test)", policies.save_dots)
+    assert policies.as_policy("my own (test)") is with_spaces
     with pytest.raises(policies.DuplicatePolicyError, match="'test_mine' is taken"):
         policies.register("test_mine", policies.save_dots)
 
