@@ -13,7 +13,7 @@ from typing import Any
 
 from remat._emitted import emitted_names
 from remat._region import Region
-from remat.policies import Policy, PolicyMap, as_policy
+from remat.policies import Policy, PolicyMap, as_policy, none
 
 
 class RegionError(ValueError):
