@@ -590,6 +590,10 @@ def test_under_remat3(program, remat3):
     assert {r.policy for r in remat.find_regions(changed, *args)} == {policy}
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 12),
+    reason="jax 0.10 reads the flag when a function is wrapped",
+)
 def test_static_argnames_under_remat3_are_explained(remat3):
     fn = jax.checkpoint(lambda x, mode: jnp.sin(x), static_argnames="mode")
     assert fn(X, mode="a").shape == X.shape
