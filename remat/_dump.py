@@ -7,6 +7,7 @@ compile failed afterwards.
 
 import contextlib
 import dataclasses
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,11 +41,24 @@ class Dump:
         return max((path.read_bytes() for path in found), key=len, default=None)
 
 
+_in_use: set[str] = set()
+
+
 @contextlib.contextmanager
 def dump() -> Iterator[Dump]:
     """A private folder for one compile; removed whatever happens."""
     with tempfile.TemporaryDirectory(prefix="remat-") as folder:
-        yield Dump(folder=Path(folder))
+        _in_use.add(folder)
+        try:
+            yield Dump(folder=Path(folder))
+        finally:
+            _in_use.discard(folder)
+
+
+def remove_folders() -> None:
+    """Remove the folders of compiles in other threads, for a process that ends now."""
+    for folder in list(_in_use):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _has_field(proto: bytes, number: int) -> bool:

@@ -1,7 +1,7 @@
 """Trace and lower a function for a target, from shapes alone."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,8 +45,21 @@ def lower(
 
 
 def lower_traced(traced: Any, target: Target) -> jax.stages.Lowered:
-    """Lower what `trace` returned, for the target it was traced for."""
-    return traced.lower(lowering_platforms=(target.lowering_platform,))
+    """Lower what `trace` returned, for the target it was traced for.
+
+    Raises:
+        TargetError: The function calls back to Python, which needs the device.
+    """
+    try:
+        return traced.lower(lowering_platforms=(target.lowering_platform,))
+    except RuntimeError as error:
+        calls = sorted(set(_callbacks(traced.jaxpr)))
+        if "Unknown backend" not in str(error) or not calls:
+            raise
+        raise TargetError(
+            f"calls back to Python cannot be compiled for {target.name}, which is not "
+            f"here: {', '.join(calls)}. Take them out, as by a flag of the model."
+        ) from None
 
 
 def trace(
@@ -94,6 +107,19 @@ def trace(
         traced = trace_on(target.sharding())
         # Not on the first device, where the function has a mesh of its own.
         return trace_on(None) if _has_mesh(traced.jaxpr) else traced
+
+
+def _callbacks(jaxpr: Any) -> Iterator[str]:
+    """The calls back to Python in a program, each with its line."""
+    for eqn in compat.open_jaxpr(jaxpr).eqns:
+        if eqn.primitive.name in _CALLBACKS:
+            yield f"{eqn.primitive.name} at {compat.source_line(eqn)}"
+        for inner in compat.subjaxprs(eqn.params):
+            yield from _callbacks(inner)
+
+
+_CALLBACKS = ("debug_callback", "debug_print", "io_callback", "pure_callback")
+"""Names of primitives: 0.10.2 - 0.12.0.1."""
 
 
 def _has_mesh(jaxpr: Any) -> bool:

@@ -143,12 +143,31 @@ def _gpu_devices_by_hand(options: Mapping[str, str]) -> tuple[Device, ...]:
 
 @functools.cache
 def _cuda_api() -> Any:
-    plugin = _cuda_plugin()
-    assert plugin is not None
+    plugin: Any = _cuda_plugin()
     library = Path(str(plugin.__file__)).parent / "xla_cuda_plugin.so"
     api = xla_client.load_pjrt_plugin_dynamically("cuda", str(library))
     xla_client.initialize_pjrt_plugin("cuda")
+    _register_kernels(plugin.cuda_plugin_extension, api)
     return api
+
+
+def _register_kernels(extension: Any, api: Any) -> None:
+    """Let the compiler know the kernels of JAX's own (linear algebra, sorting).
+
+    What the plugin does for itself where it finds a GPU: 0.10.2 - 0.12.0.1.
+    """
+    xla_client.register_custom_type_handler(
+        "CUDA", functools.partial(extension.register_custom_type, api)
+    )
+    xla_client.register_custom_call_handler(
+        "CUDA", functools.partial(extension.register_custom_call_target, api)
+    )
+    for name, value in extension.ffi_types().items():
+        xla_client.register_custom_type(name, value, platform="CUDA")
+    for name, value in extension.ffi_handlers().items():
+        xla_client.register_custom_call_target(
+            name, value, platform="CUDA", api_version=1
+        )
 
 
 def _cuda_plugin() -> ModuleType | None:

@@ -216,6 +216,9 @@ def _command(target: str | None, debug: bool) -> Iterator[None]:
         print("interrupted; nothing was written", file=sys.stderr)
         sys.stderr.flush()
         # Compiles that run in threads cannot be stopped, and exiting would wait.
+        from remat._dump import remove_folders
+
+        remove_folders()
         os._exit(130)
     except (ValueError, ImportError) as error:
         if debug:

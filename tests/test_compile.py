@@ -18,9 +18,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import remat
 from remat import _jax_compat as compat
+from remat import _plugins
 from remat._backend_query import BackendQueryWarning
 from remat._compile import CompileError, compile_lowered, program_hash
-from remat._dump import _has_field
+from remat._dump import _has_field, dump, remove_folders
 from remat._lower import lower
 from remat._oom import parse_out_of_memory
 
@@ -179,6 +180,15 @@ def test_folders_are_removed(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_folders_of_a_process_that_ends_at_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with dump() as one, dump() as other:
+        (one.folder / "file").write_text("")
+        assert len({one.folder, other.folder, *tmp_path.iterdir()}) == 2
+        remove_folders()
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_persistent_cache_is_left_alone(tmp_path):
     """Neither hides a dump, nor takes our programs, nor is off for the user's."""
     from jax.experimental.compilation_cache import compilation_cache
@@ -319,6 +329,26 @@ def test_nnx_modules_are_arguments(jit):
     assert compat.lowered_platform(lowered) == "tpu"
     value, _ = lowered.out_info
     assert value.shape == ()
+
+
+def prints(x):
+    def body(h, _):
+        jax.debug.print("{}", h[0, 0])
+        return h * 2, None
+
+    return jax.lax.scan(body, x, None, length=2)[0]
+
+
+def test_callbacks_need_the_gpu():
+    line = prints.__code__.co_firstlineno + 2
+    said = rf"h100.*debug_\w+ at .*test_compile.py:{line}"
+    with pytest.raises(remat.TargetError, match=said):
+        lower(prints, (X,), {}, remat.target("h100"))
+
+
+@pytest.mark.parametrize("name", ["v5e", "cpu"])
+def test_callbacks_do_not_need_a_tpu(name):
+    assert has_buffers(compiled(prints, (X,), name))
 
 
 # Shardings
@@ -525,6 +555,25 @@ def test_compiles_without_a_cuda_toolkit(name):
 def test_buffers_are_there_where_code_generation_fails():
     said = without([*TOOLKITS, *wheel()], "h100")
     assert said.startswith("False UNAVAILABLE: No PTX compilation provider")
+
+
+LINEAR_ALGEBRA = """
+import jax, jax.numpy as jnp, remat
+from remat._compile import compile_lowered
+from remat._lower import lower
+t = remat.target("h100")
+x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+program = compile_lowered(lower(lambda x: jnp.linalg.qr(x)[0], (x,), {}, t), t)
+assert program.codegen_error is None, program.codegen_error
+"""
+
+
+def test_kernels_of_jax_are_known_in_a_plain_process():
+    prepared = _plugins._PROCESS_ENVIRONMENT
+    env = {k: v for k, v in os.environ.items() if k not in prepared}
+    command = [sys.executable, "-c", LINEAR_ALGEBRA]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["v100", "t4", "b200"])
