@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jec
 from jax._src import config as _config  # remat3: 0.10.2 - 0.12.0.1
+from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
 from jax._src.ad_checkpoint import name_p as name_p  # exported by JAX after 0.10.2
 
@@ -382,3 +383,24 @@ def lowered_platform(lowered: jax.stages.Lowered) -> str:
     """The platform that a lowered program would be compiled by: 0.10.2 - 0.12.0.1."""
     platform = lowered._lowering.compile_args["backend"].platform
     return "gpu" if platform == "cuda" else platform
+
+
+# --- for tracing what takes an equation's place: 0.10.2 - 0.12.0.1
+
+
+@contextlib.contextmanager
+def at_place_of(eqn: jec.JaxprEqn, *, check_vma: bool) -> Iterator[None]:
+    """Trace as where an equation was traced: with its mesh, and axes bound.
+
+    Args:
+        eqn: The equation.
+        check_vma: As `jax.shard_map` around it was given; False without one.
+    """
+    mesh = eqn.ctx.cur_abstract_mesh
+    axes = [(name, mesh.shape[name]) for name in mesh.manual_axes]
+    with (
+        eqn.ctx.manager,
+        _core.extend_axis_env_nd(axes),
+        _config._check_vma(check_vma),
+    ):
+        yield

@@ -6,6 +6,7 @@ from typing import Any
 import jax.extend.core as jec
 
 from remat import _jax_compat as compat
+from remat._boundary import is_boundary
 from remat._emitted import emitted_names
 from remat._fingerprint import fingerprint
 from remat._sites import Site
@@ -53,8 +54,10 @@ class Region(Site):
 
 
 def is_region(eqn: jec.JaxprEqn) -> bool:
-    """Whether an equation is a region."""
-    return eqn.primitive.name in compat.REGION_PRIMITIVES
+    """Whether an equation is a region, other than a segment of `remat.scan`."""
+    if eqn.primitive.name not in compat.REGION_PRIMITIVES:
+        return False
+    return not is_boundary(eqn.params["policy"])
 
 
 def _n_equations(jaxpr: jec.Jaxpr) -> int:

@@ -55,6 +55,11 @@ class ScanOptions:
             offload_carry=offload_carry,
         )
 
+    @property
+    def is_auto(self) -> bool:
+        """Whether the sizes of a step decide if it is a region."""
+        return isinstance(self.policy, str)
+
     def lengths(self, n_steps: int, sizes: StepSizes) -> Lengths:
         """The nest for a scan whose steps have these sizes."""
         lengths = lengths_for(
@@ -64,48 +69,74 @@ class ScanOptions:
         return (n_steps, 1) if self.offload_carry and len(lengths) == 1 else lengths
 
 
-def segmented_equation(eqn: jec.JaxprEqn, options: ScanOptions) -> jec.JaxprEqn:
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """How a scan is to be run, and what that is good for."""
+
+    nest: Nest
+    saved_bytes: float = 0.0
+    """How much less is kept than by the scan as it stands."""
+
+
+def segmented_equation(
+    eqn: jec.JaxprEqn,
+    options: ScanOptions,
+    is_worth_it: Callable[[Choice], bool] = lambda choice: True,
+) -> jec.JaxprEqn:
     """What takes the place of a `scan` equation: a call of the same scan, cut.
+
+    Args:
+        eqn: The equation.
+        options: How to cut it.
+        is_worth_it: Refuses a choice.
 
     Returns:
         The equation itself where the options ask for nothing else.
     """
     body = ScanBody.of(eqn)
     avals = [var.aval for var in eqn.invars]
-    nest = choose_nest(body, avals, options)
-    if nest.is_plain:
+    choice = choose_nest(body, avals, options)
+    if choice.nest.is_plain or not is_worth_it(choice):
         return eqn
-    traced, _ = compat.trace(jax.jit(segmented(body, nest)), *avals)
+    traced, _ = compat.trace(jax.jit(segmented(body, choice.nest)), *avals)
     (call,) = compat.open_jaxpr(traced).eqns
     return call.replace(
         invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info
     )
 
 
-def choose_nest(body: ScanBody, avals: Sequence[Any], options: ScanOptions) -> Nest:
+def choose_nest(body: ScanBody, avals: Sequence[Any], options: ScanOptions) -> Choice:
     """Into which segments a scan is cut, and whether its steps are regions."""
-    if body.length == 0:
-        return Nest(lengths=(0,))
     plain = Nest(lengths=(body.length,))
-    if isinstance(options.policy, str):
-        return _choose_region(body, avals, options, plain)
-    if options.policy is not None:
-        plain = dataclasses.replace(plain, is_region=True, policy=options.policy)
-    return _cut(plain, options, step_sizes(body, avals, plain))
+    if body.length == 0:
+        return Choice(nest=plain)
+    as_is = step_sizes(body, avals, plain)
+    chosen = _without_region(body.length, options, plain, as_is)
+    sizes = as_is
+    if chosen is None:
+        policy = None if options.is_auto else options.policy
+        region = dataclasses.replace(plain, is_region=True, policy=policy)
+        sizes = step_sizes(body, avals, region)
+        chosen = _cut(region, options, sizes)
+    saved = body.length * as_is.step - kept(body.length, chosen.lengths, sizes.costs)
+    return Choice(nest=chosen, saved_bytes=saved)
 
 
-def _choose_region(
-    body: ScanBody, avals: Sequence[Any], options: ScanOptions, plain: Nest
-) -> Nest:
-    """The rule for the default policy, as the docstring of `remat.scan` has it."""
-    sizes = step_sizes(body, avals, plain)
-    region = dataclasses.replace(plain, is_region=True)
-    if sizes.inner <= sizes.carry:
-        nest = _cut(plain, options, sizes)
-        region_scan = body.length * sizes.carry + sizes.step
-        if kept(body.length, nest.lengths, sizes.costs) <= region_scan:
-            return nest
-    return _cut(region, options, step_sizes(body, avals, region))
+def _without_region(
+    n_steps: int, options: ScanOptions, plain: Nest, sizes: StepSizes
+) -> Nest | None:
+    """The nest whose steps are no regions, where the policy has it so.
+
+    The rule for the default policy is as the docstring of `remat.scan` says.
+    """
+    if options.policy is None:
+        return _cut(plain, options, sizes)
+    if not options.is_auto or sizes.inner > sizes.carry:
+        return None
+    nest = _cut(plain, options, sizes)
+    scan_of_regions = n_steps * sizes.carry + sizes.step
+    is_least = kept(n_steps, nest.lengths, sizes.costs) <= scan_of_regions
+    return nest if is_least else None
 
 
 def _cut(nest: Nest, options: ScanOptions, sizes: StepSizes) -> Nest:
