@@ -57,7 +57,7 @@ def test_solved_choices_are_what_jax_does(name):
     graph = graph_of(fn, *args)
     solver = Solver(graph, FLOPS)
     everything = solver.solve(1 << 40)
-    for share in (0.0, 0.3, 0.7, 1.0):
+    for share in (0.0, 0.4, 1.0):
         check_exact(fn, args, solver.solve(int(share * everything.bytes)))
     check_gradients(fn, args, solver.solve(everything.bytes // 2))
 
@@ -66,7 +66,7 @@ def test_solved_choices_are_what_jax_does(name):
 def test_any_choice_is_what_jax_does(name):
     fn, args = PROGRAMS[name]
     graph = graph_of(fn, *args)
-    for seed in range(3):
+    for seed in range(2):
         pick = random.Random(seed)
         saved = frozenset(i for i in sorted(graph.ids()) if pick.random() < 0.4)
         check_exact(fn, args, evaluate(graph, FLOPS, saved))
