@@ -16,6 +16,8 @@ from remat._comparison import Row as Row
 from remat._fit import Fit as Fit
 from remat._fit import fit as fit
 from remat._hlo import HloError as HloError
+from remat._lint import Finding as Finding
+from remat._lint import lint as lint
 from remat._regions import MissingNamesWarning as MissingNamesWarning
 from remat._regions import NoNamesFound as NoNamesFound
 from remat._regions import Region as Region

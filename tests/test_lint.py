@@ -1,0 +1,497 @@
+"""Each lint rule finds what it is for, and is silent where that is mended."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import io_callback
+from jax.sharding import Mesh, PartitionSpec
+
+from remat import policies
+from remat._lint import Finding, lint
+
+W, X = jnp.zeros((8, 8)), jnp.zeros((4, 8))
+JAX = jax.checkpoint_policies
+H = policies.save_names("h")
+
+
+def found(code, fn, policy, *args, **kwargs):
+    """The findings of one rule."""
+    return [f for f in lint(fn, policy, *args, **kwargs) if f.code == code]
+
+
+def unrolled(block, n=2, **kwargs):
+    def loss(w, x):
+        for _ in range(n):
+            x = jax.checkpoint(block, **kwargs)(w, x)
+        return x.sum()
+
+    return loss
+
+
+def scanned(block, unroll=1, **kwargs):
+    def loss(w, x):
+        layer = jax.checkpoint(block, **kwargs)
+        body = lambda x, _: (layer(w, x), None)  # noqa: E731
+        return jax.lax.scan(body, x, None, length=4, unroll=unroll)[0].sum()
+
+    return loss
+
+
+def mlp(w, x, name="h"):
+    return x + jnp.tanh(checkpoint_name(jnp.sin(x @ w) * 2.0, name) @ w)
+
+
+def plain(w, x):
+    return x + jnp.tanh(jnp.sin(x @ w) @ w)
+
+
+# --- names
+
+
+def test_a_healthy_program_has_no_finding():
+    assert lint(unrolled(mlp), H, W, X) == ()
+    assert lint(scanned(mlp), H, W, X) == ()
+    assert lint(unrolled(mlp), "nothing", W, X) == ()
+
+
+@pytest.mark.parametrize(
+    ("policy", "severity", "says"),
+    [
+        (policies.save_names("hh"), "error", r"'hh'.*0 values.*mean 'h'"),
+        (policies.save_names("h", "q"), "warning", r"'q'.*0 values"),
+        (JAX.save_only_these_names("hh"), "error", "'hh'"),
+        ({"*": policies.save_names("hh")}, "error", "'hh'"),
+    ],
+    ids=str,
+)
+def test_unemitted_name(policy, severity, says):
+    (finding,) = found("unemitted-name", unrolled(mlp), policy, W, X)
+    assert finding.severity == severity
+    assert re.search(says, finding.message)
+    assert "'h'" in finding.fix
+    assert not found("unemitted-name", unrolled(mlp), H, W, X)
+
+
+def test_unmentioned_name():
+    loss = unrolled(lambda w, x: mlp(w, mlp(w, x), "g"))
+    (finding,) = found("unmentioned-name", loss, H, W, X)
+    assert "'g'" in finding.message
+    assert not found("unmentioned-name", loss, policies.save_names("g", "h"), W, X)
+    assert not found("unmentioned-name", loss, "save_dots", W, X)
+
+
+def test_unnamed_region_in_a_second_stack():
+    def loss(second, w, x):
+        return scanned(second)(w, scanned(mlp)(w, x) * x)
+
+    (finding,) = found("unnamed-region", functools.partial(loss, plain), H, W, X)
+    assert "emits 0 of the names" in finding.message
+    assert not found("unnamed-region", functools.partial(loss, mlp), H, W, X)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_name_outside_region_on_a_scan_bodys_result(inside):
+    def loss(w, x):
+        def body(x, _):
+            if inside:
+                return jax.checkpoint(mlp)(w, x), None
+            return checkpoint_name(jax.checkpoint(plain)(w, x), "h"), None
+
+        return jax.lax.scan(body, x, None, length=3)[0].sum()
+
+    findings = found("name-outside-region", loss, H, W, X)
+    assert len(findings) == (not inside)
+    assert all("in a scan's body" in finding.message for finding in findings)
+
+
+def placed(where):
+    """A block with the name on what comes in, on the way, or on what goes out."""
+
+    def block(w, x):
+        if where == "in":
+            x = checkpoint_name(x, "r")
+        x = jnp.sin(jnp.cos(x @ w))
+        if where == "mid":
+            x = checkpoint_name(x, "r")
+        x = jnp.sin(x)
+        return checkpoint_name(x, "r") if where == "out" else x
+
+    return block
+
+
+@pytest.mark.parametrize("make", [scanned, unrolled])
+@pytest.mark.parametrize("where", ["in", "mid", "out"])
+@pytest.mark.parametrize("policy", [policies.save_names, policies.offload_names])
+def test_name_on_output_and_on_input(where, policy, make):
+    findings = lint(make(placed(where)), policy("r"), W, X)
+    codes = [finding.code for finding in findings]
+    assert ("name-on-output" in codes) == (where == "out")
+    saved_in_vain = where == "in" and policy is policies.save_names
+    assert ("name-on-input" in codes) == saved_in_vain
+    if where == "out":
+        verb = "saves" if policy is policies.save_names else "offloads"
+        assert (
+            f"{verb} 0 bytes for 'r'" in findings[codes.index("name-on-output")].message
+        )
+
+
+def twin(w, x):
+    return x + checkpoint_name(jnp.tanh(x @ w), "h") @ w
+
+
+def other_reader(w, x):
+    h = x @ w
+    return jnp.sin(checkpoint_name(h, "h")) + jnp.cos(h)
+
+
+@pytest.mark.parametrize(
+    ("block", "why"),
+    [(twin, "tanh reads its own result"), (other_reader, "without its name")],
+)
+def test_unnamed_twin(block, why):
+    (finding,) = found("unnamed-twin", unrolled(block), H, W, X)
+    assert why in finding.message
+    assert finding.severity == "error"
+    assert not found("unnamed-twin", unrolled(mlp), H, W, X)
+
+
+def test_unnamed_twin_is_settled_by_a_policy_that_binds():
+    by_primitive = policies.save(policies.in_module("*") & policies.primitive("tanh"))
+    assert not found("unnamed-twin", unrolled(twin), by_primitive, W, X)
+
+
+def test_unread_name():
+    def dropped(w, x):
+        checkpoint_name(x @ w, "h")
+        return jnp.sin(x @ w)
+
+    def added(w, x):
+        return x + checkpoint_name(jnp.sin(x @ w) @ w, "h")
+
+    (finding,) = found("unread-name", unrolled(added), H, W, X)
+    assert finding.severity == "info"
+    (finding,) = found("unread-name", unrolled(dropped), H, W, X)
+    assert "nothing uses it" in finding.message
+
+
+# --- what is kept
+
+
+def experts(w, x):
+    up = jnp.einsum("ecd,edf->ecf", x, w)
+    return x + jnp.sin(jnp.einsum("ecf,efd->ecd", jax.nn.silu(up), w))
+
+
+EXPERTS, TOKENS = jnp.zeros((2, 8, 8)), jnp.zeros((2, 4, 8))
+
+
+def test_saves_nothing_says_that_all_products_have_batch_dims():
+    loss = unrolled(experts)
+    (finding,) = found("saves-nothing", loss, "save_dots_no_batch", EXPERTS, TOKENS)
+    assert "0 of 2 matrix products (all 2 have batch dims)" in finding.message
+    assert "save_dots_with_weights" in finding.fix
+    for policy in ("save_dots", "save_dots_with_weights", "nothing"):
+        assert not found("saves-nothing", loss, policy, EXPERTS, TOKENS)
+
+
+def test_saves_everything():
+    dots_and_sines = policies.save(
+        policies.dots() | policies.primitive("sin", "cos", "tanh", "mul")
+    )
+    (finding,) = found("saves-everything", unrolled(plain), dots_and_sines, W, X)
+    assert "saves no memory" in finding.message
+    assert not found("saves-everything", unrolled(plain), "save_dots", W, X)
+    assert not found("saves-everything", unrolled(plain), "everything", W, X)
+
+
+@pytest.mark.parametrize(
+    ("policy", "target", "expected"),
+    [
+        ("offload_dots", "cpu", 1),
+        ("offload_dots", "v5e", 0),
+        ("save_dots", "cpu", 0),
+        ("offload_dots", None, 0),
+    ],
+)
+def test_offload_without_host(policy, target, expected):
+    loss = unrolled(plain)
+    findings = found("offload-without-host", loss, policy, W, X, target=target)
+    assert len(findings) == expected
+
+
+@pytest.mark.skipif(not hasattr(jax.config, "jax_remat3"), reason="no jax_remat3")
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (lambda p, *_, **__: p.name in ("sin", "dot_general"), 1),
+        (JAX.dots_saveable, 0),
+        (JAX.save_only_these_names("h"), 0),
+        (JAX.everything_saveable, 0),
+    ],
+)
+def test_ignored_by_remat3(policy, expected):
+    loss = unrolled(mlp, policy=policy)
+    findings = found("ignored-by-remat3", loss, None, W, X)
+    assert len(findings) == expected
+    assert all("sin" in finding.message for finding in findings)
+    assert not found("ignored-by-remat3", unrolled(mlp), policy, W, X)
+
+
+def test_two_precisions():
+    def mixed(w, x):
+        h = jnp.sin(x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16))
+        return x + jnp.sin(h.astype(jnp.float32)) * jnp.sin(h).astype(jnp.float32)
+
+    keep_casts = policies.save(policies.primitive("sin", "convert_element_type"))
+    findings = found("two-precisions", unrolled(mixed), keep_casts, W, X)
+    assert any("bfloat16 and again as float32" in f.message for f in findings)
+    without = policies.save(policies.primitive("sin"))
+    assert not found("two-precisions", unrolled(mixed), without, W, X)
+
+
+def attention(w, x):
+    q, k = x @ w, jnp.sin(x) @ w
+    heads = lambda y: y.reshape(-1, 2, 4)  # noqa: E731
+    scores = jax.nn.softmax(jnp.einsum("shd,thd->hst", heads(q), heads(k)))
+    return x + jnp.einsum("hst,thd->shd", scores, heads(jnp.cos(x) @ w)).reshape(
+        x.shape
+    )
+
+
+def test_scores_dominate():
+    long = jnp.zeros((64, 8))
+    (finding,) = found("scores-dominate", unrolled(attention), "save_dots", W, long)
+    assert "[2, 64, 64]" in finding.message
+    assert not found(
+        "scores-dominate", unrolled(attention), "save_dots_no_batch", W, long
+    )
+    assert not found("scores-dominate", unrolled(plain), "save_dots", W, long)
+
+
+def flash(names):
+    """Attention with residuals of its own: the output and a statistic."""
+
+    def forward(q):
+        out, stat = jax.lax.optimization_barrier((jnp.tanh(q), jnp.exp(q).sum(-1)))
+        if "out" in names:
+            out = checkpoint_name(out, "h")
+        if "stat" in names:
+            stat = checkpoint_name(stat, "h")
+        return out, stat
+
+    kernel = jax.custom_vjp(lambda q: forward(q)[0])
+
+    def fwd(q):
+        out, stat = forward(q)
+        return out, (out, stat)
+
+    kernel.defvjp(fwd, lambda kept, g: (g * kept[0] * kept[1][:, None],))
+    return lambda w, x: x + kernel(x @ w) @ w
+
+
+def test_partly_kept_kernel_runs_again():
+    (finding,) = found("partly-kept", unrolled(flash(("out",))), H, W, X)
+    assert "optimization_barrier" in finding.message
+    assert "float32[4]" in finding.message
+    assert not found("partly-kept", unrolled(flash(("out", "stat"))), H, W, X)
+    assert not found("partly-kept", unrolled(flash(())), "nothing", W, X)
+
+
+# --- matrix products
+
+
+def grouped(w, x):
+    sizes = jnp.array([2, 2], jnp.int32)
+    return jnp.sin(jax.lax.ragged_dot(jnp.sin(x @ w[0]), w, sizes))
+
+
+def test_unseen_matmul():
+    seen = policies.save_dots
+    (finding,) = found("unseen-matmul", unrolled(grouped), seen, EXPERTS, X)
+    assert "1 ragged_dot" in finding.message
+    assert "FLOP" in finding.message
+    with_weights = "save_dots_with_weights"
+    assert not found("unseen-matmul", unrolled(grouped), with_weights, EXPERTS, X)
+    (finding,) = found(
+        "unseen-matmul", unrolled(experts), "save_dots_no_batch", EXPERTS, TOKENS
+    )
+    assert "batch dims (experts)" in finding.message
+    assert not found("unseen-matmul", unrolled(experts), seen, EXPERTS, TOKENS)
+    # Attention's products are what a policy without batch dims means to leave out.
+    assert not found("unseen-matmul", unrolled(attention), "save_dots_no_batch", W, X)
+
+
+# --- where regions stand
+
+
+def test_no_region():
+    (finding,) = found("no-region", plain, "save_dots", W, X)
+    assert "no region" in finding.message
+    assert not found("no-region", unrolled(plain), "save_dots", W, X)
+
+
+def test_region_around_loss():
+    def whole(w, x):
+        for _ in range(3):
+            x = plain(w, x)
+        return x.sum()
+
+    (finding,) = found("region-around-loss", jax.checkpoint(whole), "nothing", W, X)
+    assert "100% of the arithmetic" in finding.message
+    assert not found("region-around-loss", unrolled(plain), "nothing", W, X)
+    assert not found("region-around-loss", jax.checkpoint(plain), "nothing", W, X)
+
+
+def test_region_around_scan():
+    def stack(w, x, body):
+        return jax.lax.scan(lambda x, _: (body(w, x), None), x, None, length=4)[0]
+
+    def loss(w, x):
+        return jax.checkpoint(functools.partial(stack, body=plain))(w, x).sum()
+
+    def nested(w, x):
+        body = jax.checkpoint(plain)
+        return jax.checkpoint(functools.partial(stack, body=body))(w, x).sum()
+
+    (finding,) = found("region-around-scan", loss, "nothing", W, X)
+    assert "scan of 4 steps" in finding.message
+    assert not found("region-around-scan", nested, "nothing", W, X)
+    assert not found("region-around-scan", scanned(plain), "nothing", W, X)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (unrolled(plain, prevent_cse=False), 1),
+        (unrolled(plain), 0),
+        (scanned(plain, prevent_cse=False), 0),
+        (scanned(plain, prevent_cse=False, unroll=2), 1),
+        (scanned(plain, unroll=2), 0),
+    ],
+)
+def test_undone_by_cse(loss, expected):
+    findings = found("undone-by-cse", loss, "nothing", W, X)
+    assert len(findings) == expected
+
+
+def test_overridden_policy():
+    def nested(outer, inner):
+        block = jax.checkpoint(plain, policy=inner)
+        return unrolled(lambda w, x: block(w, x) * 2, policy=outer)
+
+    loss = nested(JAX.nothing_saveable, JAX.dots_saveable)
+    (finding,) = found("overridden-policy", loss, None, W, X)
+    assert "save_dots" in finding.message
+    same = nested(JAX.dots_saveable, JAX.dots_saveable)
+    assert not found("overridden-policy", same, None, W, X)
+    assert not found("overridden-policy", loss, "save_dots", W, X)
+
+
+def test_elementwise_region():
+    def chain(w, x):
+        return jnp.sin(jnp.sin(x)) * 1.01
+
+    (finding,) = found("elementwise-region", unrolled(chain), "nothing", W, X)
+    assert "fuses" in finding.message
+    assert not found("elementwise-region", unrolled(plain), "nothing", W, X)
+
+
+# --- what runs twice
+
+
+def test_repeated_collective():
+    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+    rows = PartitionSpec("x")
+
+    @functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=(rows, rows), out_specs=PartitionSpec()
+    )
+    def summed(w, x):
+        return jnp.sin(jax.lax.psum(x.T @ w, "x"))
+
+    loss = lambda w, x: jax.checkpoint(summed)(w, x).sum()  # noqa: E731
+    (finding,) = found("repeated-collective", loss, "nothing", W, jnp.zeros((8, 8)))
+    assert "psum" in finding.message
+    keep = policies.save(policies.primitive("psum", "psum_invariant"))
+    assert not found("repeated-collective", loss, keep, W, jnp.zeros((8, 8)))
+
+
+def report(x):
+    """A callback."""
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda x: jax.debug.callback(report, x), "report"),
+        (lambda x: io_callback(report, None, jax.lax.stop_gradient(x)), "report"),
+    ],
+)
+def test_repeated_callback(call, name):
+    def block(w, x):
+        call(x)
+        return plain(w, x)
+
+    (finding,) = found("repeated-callback", unrolled(block), "nothing", W, X)
+    assert name in finding.message
+    assert finding.source is not None
+    outside = unrolled(plain)
+    assert not found(
+        "repeated-callback", lambda w, x: (call(x), outside(w, x))[1], "nothing", W, X
+    )
+
+
+@pytest.mark.parametrize("choose", ["top_k", "argmax", "argsort"])
+def test_repeated_choice(choose):
+    def block(w, x):
+        scores = x @ w
+        if choose == "top_k":
+            taken = jax.lax.top_k(scores, 1)[1]
+        elif choose == "argmax":
+            taken = jnp.argmax(scores, -1, keepdims=True)
+        else:
+            taken = jnp.argsort(scores, -1)[:, :1]
+        return x * jnp.take_along_axis(jnp.sin(scores), taken, -1)
+
+    (finding,) = found("repeated-choice", unrolled(block), "save_dots", W, X)
+    assert "runs again" in finding.message
+    keep = policies.save_dots | policies.save(policies.discrete())
+    assert not found("repeated-choice", unrolled(block), keep, W, X)
+
+
+# --- the report itself
+
+
+def test_findings_of_equal_layers_are_one():
+    (finding,) = found("unnamed-twin", unrolled(twin, n=5), H, W, X)
+    assert finding.where.endswith("and 4 more") or " and " not in finding.where
+
+
+def test_errors_come_first():
+    findings = lint(unrolled(twin, prevent_cse=False), policies.save_names("h"), W, X)
+    ranks = [finding.rank for finding in findings]
+    assert ranks == sorted(ranks)
+
+
+def test_a_finding_reads_as_one_line():
+    finding = Finding(
+        code="a-code",
+        message="This is so.",
+        fix="Do that.",
+        severity="error",
+        where="layer",
+        source="file.py:3",
+    )
+    assert str(finding) == "error [a-code] layer, file.py:3: This is so. Do that."
+
+
+def test_shapes_are_enough_and_wrong_policies_raise():
+    shapes = jax.eval_shape(lambda: (W, X))
+    assert found("unnamed-twin", unrolled(twin), H, *shapes)
+    with pytest.raises(policies.PolicyError):
+        lint(unrolled(plain), "save_dotz", *shapes)
