@@ -155,19 +155,24 @@ def _shape(leaf: Any, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
 def _moved(leaf: Any, target: Target) -> NamedSharding | None:
     """An argument's sharding, over the target's devices; None where it has none."""
     sharding = getattr(leaf, "sharding", None)
-    if isinstance(leaf, jax.Array) and not leaf.committed:
-        return None
-    if isinstance(sharding, NamedSharding):
-        kind = "pinned_host" if sharding.memory_kind == "pinned_host" else None
+    on_host = sharding is not None and sharding.memory_kind == "pinned_host"
+    if isinstance(sharding, NamedSharding) and not _is_uncommitted(leaf):
         mesh = _mesh_on(sharding.mesh, target)
-        return NamedSharding(mesh, sharding.spec, memory_kind=kind)
-    if sharding is None or len(sharding.device_set) == 1:
-        return None
-    raise TargetError(
-        f"an argument of shape {leaf.shape} has a {type(sharding).__name__} over "
-        f"{len(sharding.device_set)} devices, which cannot be moved to {target.name}; "
-        "give it a NamedSharding."
-    )
+        moved = NamedSharding(mesh, sharding.spec)
+    elif sharding is None or len(sharding.device_set) == 1:
+        moved = target.sharding() if on_host else None
+    else:
+        raise TargetError(
+            f"an argument of shape {leaf.shape} has a {type(sharding).__name__} over "
+            f"{len(sharding.device_set)} devices, which cannot be moved to "
+            f"{target.name}; give it a NamedSharding."
+        )
+    return moved.with_memory_kind("pinned_host") if moved and on_host else moved
+
+
+def _is_uncommitted(leaf: Any) -> bool:
+    """Whether an array lies where it does by default only, so may lie elsewhere."""
+    return isinstance(leaf, jax.Array) and not leaf.committed
 
 
 def _mesh_on(mesh: Any, target: Target) -> Mesh:

@@ -390,6 +390,23 @@ def test_abstract_meshes_are_filled_with_the_targets_devices():
     assert program.stats.argument_bytes == (256 * 256 + 512 * 256 // 4) * 4
 
 
+@pytest.mark.parametrize("single", [False, True])
+def test_arguments_in_host_memory_stay_there(single):
+    on_host = remat.target("v5e").sharding().with_memory_kind("pinned_host")
+    here = jax.sharding.SingleDeviceSharding(
+        jax.devices()[0], memory_kind="pinned_host"
+    )
+    sharding = here if single else on_host
+    w = jax.ShapeDtypeStruct(W.shape, W.dtype, sharding=sharding)
+
+    def fn(w, x):
+        return jax.device_put(w, jax.memory.Space.Device).sum() + x
+
+    stats = compiled(fn, (w, X), "v5e").stats
+    assert stats is not None
+    assert stats.argument_bytes == 512 * 256 * 4
+
+
 @pytest.mark.parametrize("kind", ["shard_map", "constraint"])
 def test_functions_with_a_mesh_of_their_own(kind):
     mesh = remat.target("v5e").mesh((4,), ("data",))
