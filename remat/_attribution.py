@@ -36,7 +36,8 @@ _HAND_ON = SAME_DATA | {
 }
 _PARTS_OF = ("dynamic-slice", "slice", "broadcast", "pad", "concatenate")
 _LOOP_VALUES = ("parameter", "while", "get-tuple-element", "conditional", "call")
-_LIBRARIES = ("site-packages", "dist-packages")
+# Frames that are no code of the user's: installed libraries, and this one.
+_LIBRARIES = ("site-packages", "dist-packages", str(PurePath(__file__).parent / "_"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +133,7 @@ class Attributor:
         return None
 
     def _frame_line(self, frame_id: int) -> str | None:
-        """The innermost frame outside installed libraries, else the innermost."""
+        """The innermost frame of the user's own code, else the innermost."""
         index = self._module.stack_frames
         innermost = None
         for _ in range(len(index.stack_frames)):
