@@ -149,7 +149,7 @@ def report_from_program(
     if program.hlo_proto is None:
         return _totals_only(program)
     module = parse(program.hlo_proto)
-    memory = Memory(with_buffers(module), program.target.kind, roles)
+    memory = Memory(_with_buffers(module), program.target.kind, roles)
     cost = _cost(program, module, cost_target or program.target)
     totals = {space: memory.totals(space) for space in (DEVICE, HOST, ON_CHIP)}
     return _report(program, memory, totals, cost)
@@ -195,7 +195,7 @@ def _cost(program: Program, module: Module, target: Target) -> Cost:
     return dataclasses.replace(cost, estimated_cycles=cycles)
 
 
-def with_buffers(module: Module) -> Module:
+def _with_buffers(module: Module) -> Module:
     """Raises unless a module has its buffer assignment.
 
     Raises:
