@@ -31,6 +31,7 @@ from remat._roles import Roles as Roles
 from remat._scan import scan as scan
 from remat._segment_scans import segment_scans as segment_scans
 from remat._segments import SegmentsError as SegmentsError
+from remat._sequential import sequential as sequential
 from remat._targets import Target as Target
 from remat._targets import TargetError as TargetError
 from remat._targets import target as target

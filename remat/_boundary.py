@@ -6,7 +6,7 @@ cut while the policy of its body changes.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from jax.ad_checkpoint import Offloadable
 
@@ -23,6 +23,9 @@ class Boundary:
 
     offload: bool = False
     """Whether the carry into the segment waits in host memory."""
+
+    needs_binding: ClassVar[bool] = False
+    checkpoint_names: ClassVar[frozenset[str]] = frozenset()
 
     def __call__(self, primitive: Any, *avals: Any, **params: Any) -> Any:
         """Answer JAX's question about one equation."""

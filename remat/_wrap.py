@@ -220,7 +220,7 @@ def wrap_function(
         held_args, held_kwargs = arguments.hold(args, kwargs, keep)
         held_args = (*hold(owner, keep), *held_args)
         try:
-            if held_args and _is_bound_linen(held_args[0]):
+            if held_args and is_bound_linen(held_args[0]):
                 from remat import _wrap_linen
 
                 return _wrap_linen.call(fn, rule, held_args, held_kwargs)
@@ -289,7 +289,7 @@ def _is_nnx(target: Any) -> bool:
     return _nnx() is not None and _is_a(target, _nnx().Module)
 
 
-def _is_bound_linen(value: Any) -> bool:
+def is_bound_linen(value: Any) -> bool:
     linen = _linen()
     return (
         linen is not None
@@ -307,7 +307,7 @@ def _flax_objects() -> Callable[[Any], bool]:
         kinds += (_nnx().Pytree, _nnx().Variable)
 
     def keep(value: Any) -> bool:
-        return isinstance(value, kinds) or _is_bound_linen(value)
+        return isinstance(value, kinds) or is_bound_linen(value)
 
     return keep
 
@@ -332,4 +332,4 @@ def _is_passable(owner: Any) -> bool:
     """
     if isinstance(owner, type):
         return False
-    return _is_bound_linen(owner) or _is_nnx(owner) or not _is_single_leaf(owner)
+    return is_bound_linen(owner) or _is_nnx(owner) or not _is_single_leaf(owner)
