@@ -7,3 +7,7 @@ class PresetError(ValueError):
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be read, or holds a model that is not here."""
+
+
+class TrainError(ValueError):
+    """A training run that cannot start, go on or be written down."""

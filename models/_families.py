@@ -17,6 +17,21 @@ Batch = Mapping[str, Any]
 Params = Mapping[str, Any]
 Init = Callable[[jax.Array], Params]
 Loss = Callable[[Params, Batch], jax.Array]
+Logits = Callable[[Params, Any], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """A model as functions of its parameters."""
+
+    model: Any
+    """The Linen module; of an NNX model its graph definition."""
+    init: Init
+    """`init(key)`: real parameters."""
+    loss: Loss
+    """`loss(params, batch)`: a scalar."""
+    logits: Logits
+    """`logits(params, inputs)`: without dropout, fp32."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,8 +42,8 @@ class Family:
     """As `describe` says it."""
     configs: Mapping[str, Any]
     """Preset name to configuration."""
-    make: Callable[[Any], tuple[Any, Init, Loss]]
-    """Model, `init(key)` and `loss(params, batch)` of a configuration."""
+    make: Callable[[Any], Made]
+    """The model of a configuration."""
     sizes: Mapping[str, tuple[int, int | None]]
     """Preset name to default (batch, seq); seq is None for images."""
     batch: Callable[[Any, int, int | None], tuple[Any, Batch]]
@@ -60,30 +75,26 @@ def _images(config: Any, batch: int, seq: int | None) -> tuple[Any, Batch]:
     return config, {"images": images, "labels": labels}
 
 
-def _linen_words(
-    module: Callable[[Any], nn.Module], config: Any
-) -> tuple[nn.Module, Init, Loss]:
-    model = module(config)
+def _linen_words(module: Callable[[Any], nn.Module], config: Any) -> Made:
     # Parameters do not depend on the batch or the length of a sequence.
-    example = jnp.zeros((1, 1), jnp.int32)
-    return model, _linen_init(model, example), _linen_loss(model, "tokens", "targets")
+    return _linen(module(config), (1, 1), jnp.int32, "tokens", "targets")
 
 
-def _linen_images(config: vit.ViTConfig) -> tuple[nn.Module, Init, Loss]:
-    model = vit.ViT(config)
+def _linen_images(config: vit.ViTConfig) -> Made:
     side = config.patch_size
-    example = jnp.zeros((1, side, side, config.n_channels))
-    return model, _linen_init(model, example), _linen_loss(model, "images", "labels")
+    shape = (1, side, side, config.n_channels)
+    return _linen(vit.ViT(config), shape, jnp.float32, "images", "labels")
 
 
-def _linen_init(model: nn.Module, example: jax.Array) -> Init:
+def _linen(
+    model: nn.Module, shape: tuple[int, ...], dtype: Any, given: str, wanted: str
+) -> Made:
     def init(key: jax.Array) -> Params:
-        return model.init(key, example)["params"]
+        return model.init(key, jnp.zeros(shape, dtype))["params"]
 
-    return init
+    def logits(params: Params, inputs: Any) -> jax.Array:
+        return cast(jax.Array, model.apply({"params": params}, inputs))
 
-
-def _linen_loss(model: nn.Module, given: str, wanted: str) -> Loss:
     def loss(params: Params, batch: Batch) -> jax.Array:
         key = batch.get("dropout_key")
         value = model.apply(
@@ -96,10 +107,10 @@ def _linen_loss(model: nn.Module, given: str, wanted: str) -> Loss:
         )
         return cast(jax.Array, value)
 
-    return loss
+    return Made(model=model, init=init, loss=loss, logits=logits)
 
 
-def _nnx_words(config: llama.LlamaConfig) -> tuple[Any, Init, Loss]:
+def _nnx_words(config: llama.LlamaConfig) -> Made:
     def make(key: jax.Array) -> llama_nnx.Llama:
         return llama_nnx.Llama(config, nnx.Rngs(params=key))
 
@@ -111,8 +122,11 @@ def _nnx_words(config: llama.LlamaConfig) -> tuple[Any, Init, Loss]:
         key = batch.get("dropout_key")
         return model.loss(batch["tokens"], batch["targets"], dropout_key=key)
 
+    def logits(params: Params, inputs: Any) -> jax.Array:
+        return llama_nnx.from_params(config, params)(inputs)
+
     graph = nnx.graphdef(nnx.eval_shape(make, jax.random.key(0)))
-    return graph, init, loss
+    return Made(model=graph, init=init, loss=loss, logits=logits)
 
 
 _LLAMA_SIZES = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remat.models._errors import CheckpointError
-from remat.models._families import FAMILIES, Family, Loss
+from remat.models._families import FAMILIES, Family, Logits, Loss
 from remat.models._hf_layouts import LAYOUTS
 from remat.models._presets import configured
 from remat.models._safetensors import open_tensors, read_json
@@ -20,11 +20,13 @@ class Pretrained:
     config: Any
     """The model's frozen configuration, overrides applied."""
     model: Any
-    """The Flax Linen module: `model.apply({"params": params}, tokens)` gives logits."""
+    """The Flax Linen module."""
     params: Mapping[str, Any]
     """fp32 arrays in the host's memory."""
     loss: Loss
     """`loss(params, batch)`, as `build` gives it."""
+    logits: Logits
+    """`logits(params, tokens or images)`: those of `transformers`."""
 
 
 def load_hf(
@@ -62,9 +64,13 @@ def load_hf(
     layout = LAYOUTS[kind]
     config = configured(layout.config(settings), scan_layers, overrides)
     tensors = open_tensors(directory)
-    model, _, loss = _family(kind).make(config)
+    made = _family(kind).make(config)
     return Pretrained(
-        config=config, model=model, params=layout.read(tensors, config), loss=loss
+        config=config,
+        model=made.model,
+        params=layout.read(tensors, config),
+        loss=made.loss,
+        logits=made.logits,
     )
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from remat.models._checks import positive
 from remat.models._errors import PresetError
-from remat.models._families import FAMILIES, Batch, Family, Init, Loss
+from remat.models._families import FAMILIES, Batch, Family, Init, Logits, Loss
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +26,8 @@ class Built:
     """The Linen module; of an NNX model its graph definition."""
     loss: Loss
     """`loss(params, batch)`: mean cross-entropy in nats, an fp32 scalar."""
+    logits: Logits
+    """`logits(params, tokens or images)`: without dropout, fp32."""
     args: tuple[Any, Batch]
     """`(params, batch)` as `jax.ShapeDtypeStruct`s."""
     init: Init
@@ -87,15 +89,16 @@ def build(
     config, shapes = family.batch(config, batch, seq)
     if config.dropout > 0:
         shapes = {**shapes, "dropout_key": _key_shape()}
-    model, init, loss = family.make(config)
-    params = jax.eval_shape(init, _key_shape())
+    made = family.make(config)
+    params = jax.eval_shape(made.init, _key_shape())
     return Built(
         name=name,
         config=config,
-        model=model,
-        loss=loss,
+        model=made.model,
+        loss=made.loss,
+        logits=made.logits,
         args=(params, shapes),
-        init=init,
+        init=made.init,
         describe={
             "preset": name,
             "family": family.name,

@@ -22,7 +22,7 @@ WORDS = ("gpt2", "llama", "mixtral")
 def logits(loaded, inputs):
     """A loaded model's answer, compiled in a hurry."""
     fn = jax.jit(
-        lambda x: loaded.model.apply({"params": loaded.params}, x),
+        lambda x: loaded.logits(loaded.params, x),
         compiler_options={"xla_backend_optimization_level": 0},
     )
     with jax.default_matmul_precision("highest"):

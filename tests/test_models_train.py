@@ -1,0 +1,352 @@
+"""Training: it learns, goes on to the bit where it was left, and loses nothing."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from remat import models
+from remat.models._checkpoints import digest
+from remat.models._data import Digits, open_text
+from remat.models._run_directory import open_run, read_rows
+from remat.models._train_loop import make_step
+from remat.models._train_settings import Settings
+
+SMALL: dict[str, Any] = {"n_layers": 1, "n_heads": 2, "d_model": 8}
+RUN: dict[str, Any] = {
+    "steps": 6,
+    "batch": 2,
+    "seq": 8,
+    "dtype": "float32",
+    "options": SMALL,
+    "checkpoint_every": 2,
+    "n_sample": 0,
+}
+
+
+class Stop(Exception):
+    """What interrupts a run in these tests."""
+
+
+def stop_at(step):
+    """An `on_step` that interrupts a run."""
+
+    def on_step(metrics):
+        if metrics.step == step:
+            raise Stop
+
+    return on_step
+
+
+def losses(out):
+    """Step to loss, as a run logged them."""
+    rows = read_rows(pathlib.Path(out) / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    return [row["loss"] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """A run from start to end, in one go."""
+    out = tmp_path_factory.mktemp("run") / "whole"
+    return out, models.train("gpt2-tiny", out=out, **RUN)
+
+
+def assert_same_run(out, done, uninterrupted):
+    """A run's parameters and losses are those of the run in one go, to the bit."""
+    whole, wanted = uninterrupted
+    chex.assert_trees_all_equal(done.params, wanted.params)
+    assert losses(out) == losses(whole)
+    assert done.held_out_loss == wanted.held_out_loss
+
+
+@pytest.mark.parametrize(
+    "step", [3, *[pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 4, 5, 6)]]
+)
+def test_goes_on_to_the_bit(tmp_path, uninterrupted, step):
+    with pytest.raises(Stop):
+        models.train("gpt2-tiny", out=tmp_path, on_step=stop_at(step), **RUN)
+    done = models.train("gpt2-tiny", out=tmp_path, **RUN)
+    assert done.started_at == (step - 1) // 2 * 2
+    assert_same_run(tmp_path, done, uninterrupted)
+
+
+@pytest.mark.slow
+def test_goes_on_to_the_bit_with_dropout_and_passes(tmp_path):
+    options = {**RUN, "dropout": 0.2, "accumulate": 2, "seed": 5}
+    wanted = models.train("gpt2-tiny", out=tmp_path / "whole", **options)
+    with pytest.raises(Stop):
+        models.train("gpt2-tiny", out=tmp_path / "cut", on_step=stop_at(3), **options)
+    done = models.train("gpt2-tiny", out=tmp_path / "cut", **options)
+    assert_same_run(tmp_path / "cut", done, (tmp_path / "whole", wanted))
+
+
+@pytest.fixture
+def copy(tmp_path, uninterrupted):
+    """A copy of the finished run."""
+    return shutil.copytree(uninterrupted[0], tmp_path / "copy")
+
+
+def test_a_broken_checkpoint_is_passed_over(copy, uninterrupted):
+    data = [f for f in (copy / "checkpoints" / "6").rglob("*") if f.parent.name == "d"]
+    largest = max(data, key=lambda file: file.stat().st_size)
+    damaged = bytearray(largest.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    largest.write_bytes(damaged)
+    said = []
+    done = models.train("gpt2-tiny", out=copy, say=said.append, **RUN)
+    assert len(said) == 1 and "the checkpoint of step 6 is broken" in said[0]
+    assert done.started_at == 4
+    assert (copy / "broken-checkpoints" / "6-0").is_dir()
+    assert_same_run(copy, done, uninterrupted)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_cut_short_is_passed_over(copy, uninterrupted):
+    for file in (copy / "checkpoints" / "6").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    shutil.rmtree(copy / "checkpoints" / "4" / "state")
+    said = []
+    done = models.train("gpt2-tiny", out=copy, say=said.append, **RUN)
+    assert len(said) == 2 and done.started_at == 2
+    assert_same_run(copy, done, uninterrupted)
+
+
+def test_options_left_out_are_the_runs(copy, uninterrupted):
+    # Nothing is left to do, so nothing but the judging is compiled.
+    done = models.train("gpt2-tiny", out=copy, steps=6, policy="save_dots", n_sample=0)
+    assert done.started_at == 6
+    assert_same_run(copy, done, uninterrupted)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": 1}, "has seed 0, given 1; leave the option out to go on"),
+        ({"learning_rate": 0.1}, "has learning_rate 0.001, given 0.1"),
+        ({"steps": 5}, "has done 6 steps; ask for more than that, given 5"),
+        ({"policy": "save_dotz"}, "save_dots"),
+        ({"data": __file__}, "the data is not what the run was started with"),
+    ],
+)
+def test_a_run_stays_what_it_is(copy, options, message):
+    with pytest.raises(ValueError, match=message):
+        models.train("gpt2-tiny", out=copy, **{**RUN, **options})
+
+
+def test_a_second_run_in_one_directory_is_refused(tmp_path):
+    with (
+        open_run(tmp_path / "run"),
+        pytest.raises(models.TrainError, match="another run is training into"),
+    ):
+        models.train("gpt2-tiny", out=tmp_path / "run", **RUN)
+    with open_run(tmp_path / "run"):
+        pass  # the first is over
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps must be a whole number from 1"),
+        ({"data": "/nothing/here.txt"}, "cannot read the text /nothing/here.txt"),
+        ({"data": os.devnull}, "has 0 bytes; windows of 8 tokens need at least 100"),
+        ({"dtype": "float16"}, 'dtype must be "bfloat16" or "float32"'),
+        ({"warmup": 50, "horizon": 20}, "warmup of 50 steps must end before"),
+        ({"learning_rate": -1.0}, "learning_rate must be above 0, given -1.0"),
+        ({"options": {"vocab_size": 100}}, "bytes are 256 words, the model has 100"),
+        ({"options": {"layers": 100}}, "no option 'layers'"),
+    ],
+)
+def test_wrong_requests_start_nothing(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        models.train("gpt2-tiny", out=tmp_path, **{**RUN, **options})
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_directory_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("!")
+    with pytest.raises(
+        models.TrainError, match=r"holds 'thesis\.tex' and no run\.json"
+    ):
+        models.train("gpt2-tiny", out=tmp_path, **RUN)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_metrics_are_rewound_and_mended(tmp_path):
+    with open_run(tmp_path) as run:
+        for step in (1, 2, 3):
+            run.log({"step": step, "loss": step / 2})
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 4, "lo')
+        run.rewind_metrics(2)
+        assert [r["step"] for r in read_rows(tmp_path / "metrics.jsonl")] == [1, 2]
+        run.log({"step": 3, "loss": 0.0})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+
+
+def test_what_a_kill_leaves_behind_is_cleaned(tmp_path):
+    (tmp_path / "run.123.partial").write_text("{")
+    with open_run(tmp_path) as run:
+        assert run.settings() is None
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["lock"]
+
+
+@pytest.mark.slow
+def test_a_full_disk_loses_nothing(tmp_path, uninterrupted):
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill_the_disk(metrics):
+        if metrics.step == 4:  # its checkpoint is written next
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, unlimited[1]))
+
+    try:
+        with pytest.raises(models.TrainError, match=r"cannot write .* goes on from"):
+            models.train("gpt2-tiny", out=tmp_path, on_step=fill_the_disk, **RUN)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    done = models.train("gpt2-tiny", out=tmp_path, **RUN)
+    assert done.started_at == 2
+    assert_same_run(tmp_path, done, uninterrupted)
+
+
+KILLED = """
+import json, sys
+from remat import models
+options = json.loads(sys.argv[2])
+models.train("gpt2-tiny", out=sys.argv[1], on_step=lambda m: print(m.step, flush=True),
+             **options)
+"""
+
+
+@pytest.mark.slow
+def test_survives_kills(tmp_path):
+    options = {**RUN, "steps": 40, "checkpoint_every": 1, "keep": 2}
+    whole = models.train("gpt2-tiny", out=tmp_path / "whole", **options)
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "killed")]
+    command.append(json.dumps(options))
+    # A checkpoint is being written nearly always: each kill falls into a save.
+    for at, pause in ((5, 0.0), (15, 0.004), (25, 0.012)):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) >= at:
+                time.sleep(pause)
+                process.send_signal(signal.SIGKILL)
+                break
+        assert process.wait() == -signal.SIGKILL
+    done = models.train("gpt2-tiny", out=tmp_path / "killed", **options)
+    assert 23 <= done.started_at < 40
+    chex.assert_trees_all_equal(done.params, whole.params)
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+def test_passes_add_up_to_the_step_of_a_larger_batch():
+    def loss(params, batch):
+        guess = jnp.cos(batch["tokens"] * params["kernel"]).sum(-1)
+        return jnp.mean((guess - batch["targets"][:, 0]) ** 2)
+
+    settings = Settings(model="", dtype="float32", warmup=1, clip_norm=0.1)
+    batch = open_text(None, 8).batch(0, 0, 4)
+    ends = []
+    for passes in (1, 2):
+        split = dataclasses.replace(settings, accumulate=passes)
+        step = make_step(loss, split)
+        start = step.start({"kernel": jnp.linspace(0, 1, 8)})
+        ends.append(step.take(start, batch, 1))
+    chex.assert_trees_all_close(ends[0], ends[1], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["nothing", "save_dots", "offload_dots"])
+def test_policies_change_no_loss(tmp_path, policy):
+    options = {"steps": 200, "dtype": "float32", "n_sample": 0, "dropout": 0.1}
+    models.train("gpt2-tiny", out=tmp_path / "none", policy="none", **options)
+    models.train("gpt2-tiny", out=tmp_path / policy, policy=policy, **options)
+    wanted = losses(tmp_path / "none")
+    np.testing.assert_allclose(losses(tmp_path / policy), wanted, rtol=1e-5)
+    assert wanted[-1] < 0.6 * wanted[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama-tiny", "llama-tiny-nnx", "mixtral-tiny"])
+def test_every_model_of_words_learns(tmp_path, name):
+    done = models.train(name, out=tmp_path, steps=60, seq=64, n_sample=20)
+    found = losses(tmp_path)
+    assert found[-1] < 0.7 * found[0]
+    assert done.sample is not None and done.sample.startswith("The ")
+
+
+@pytest.mark.slow
+def test_a_vit_learns_digits(tmp_path):
+    pytest.importorskip("sklearn")
+    done = models.train("vit-tiny", out=tmp_path, steps=300, batch=32)
+    assert done.accuracy is not None and done.accuracy > 0.85
+    with pytest.raises(models.TrainError, match="takes no text"):
+        models.train("vit-tiny", out=tmp_path / "text", data=__file__)
+
+
+def test_batches_depend_on_seed_and_step_alone():
+    text = open_text(None, 16)
+    first = text.batch(3, 7, 4)
+    chex.assert_trees_all_equal(first, open_text(None, 16).batch(3, 7, 4))
+    assert not np.array_equal(first["tokens"], text.batch(3, 8, 4)["tokens"])
+    assert not np.array_equal(first["tokens"], text.batch(4, 7, 4)["tokens"])
+    np.testing.assert_array_equal(first["tokens"][:, 1:], first["targets"][:, :-1])
+    assert first["tokens"].dtype == np.int32
+
+
+def test_held_out_text_is_never_trained_on(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(bytes([65] * 900 + [66] * 100))
+    text = open_text(path, 8)
+    for step in range(50):
+        assert (text.batch(0, step, 8)["targets"] == 65).all()
+    for batch in text.held_out(3):
+        assert batch["tokens"].shape == (3, 8)
+        assert (batch["tokens"] == 66).all()
+
+
+@pytest.mark.parametrize("image_size", [8, 32, 36])
+def test_digits_fill_images_of_any_size(image_size):
+    digits = Digits(
+        images=np.arange(20 * 64, dtype=np.float32).reshape(20, 8, 8),
+        labels=np.arange(20, dtype=np.int32),
+        image_size=image_size,
+        n_channels=3,
+        fingerprint="",
+    )
+    batch = digits.batch(0, 0, 5)
+    assert batch["images"].shape == (5, image_size, image_size, 3)
+    assert (batch["labels"] < 16).all()
+    corners = batch["images"][:, [0, -1], [0, -1], 0]
+    wanted = 64 * batch["labels"][:, None] + [0, 63]
+    np.testing.assert_array_equal(corners, wanted)
+    judged = np.concatenate([each["labels"] for each in digits.held_out(2)])
+    np.testing.assert_array_equal(judged, [16, 17, 18, 19])
+
+
+def test_a_digest_sees_every_bit_and_place():
+    state = {"a": np.zeros(3, np.float32), "b": np.zeros((), np.int32)}
+    assert digest(state) == digest(jax.tree.map(jnp.asarray, state))
+    others = [
+        {"a": np.array([0, 0, 1e-45], np.float32), "b": state["b"]},
+        {"a": state["a"], "c": state["b"]},
+        {"a": state["a"].astype(np.int32), "b": state["b"]},
+        {"a": state["a"][None], "b": state["b"]},
+    ]
+    assert len({digest(other) for other in [state, *others]}) == 5
