@@ -1,5 +1,6 @@
 """Each lint rule finds what it is for, and is silent where that is mended."""
 
+import collections
 import functools
 import re
 
@@ -11,8 +12,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 from jax.sharding import Mesh, PartitionSpec
 
-from remat import policies
+from remat import policies, testing
 from remat._lint import Finding, lint
+from remat._lint_program import program_of
 
 W, X = jnp.zeros((8, 8)), jnp.zeros((4, 8))
 JAX = jax.checkpoint_policies
@@ -462,6 +464,25 @@ def test_repeated_choice(choose):
     assert "runs again" in finding.message
     keep = policies.save_dots | policies.save(policies.discrete())
     assert not found("repeated-choice", unrolled(block), keep, W, X)
+
+
+# --- what the rules look at is what JAX does
+
+
+@pytest.mark.parametrize("policy", ["nothing", "save_dots", "save_dots_no_batch", H])
+@pytest.mark.parametrize("block", [plain, mlp, twin, attention, other_reader])
+def test_flow_keeps_and_runs_again_what_jax_does(block, policy):
+    if policy == H and block in (plain, attention):
+        pytest.skip("emits no name")
+    loss = unrolled(block, n=1)
+    (linted,) = program_of(loss, policy, (W, X), {}, None).regions
+    # What derivatives add (the cosine of a sine) runs once with and without a region.
+    rerun = linted.flow.rerun & linted.flow.forward
+    again = collections.Counter(linted.primitive(p) for p in rerun)
+    expected = {name: again[name] for name in ("dot_general", "tanh", "sin", "exp")}
+    testing.assert_recomputes(loss, policy, expected, W, X)
+    kept = testing._kept_beyond_nothing(loss, policy, (W, X), {})
+    assert sum(linted.flow.stored().values()) == sum(r.bytes for r in kept)
 
 
 # --- the report itself
