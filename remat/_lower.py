@@ -50,6 +50,8 @@ def lower_traced(traced: Any, target: Target) -> jax.stages.Lowered:
     Raises:
         TargetError: The function calls back to Python, which needs the device.
     """
+    if target.attached:
+        return traced.lower()
     try:
         return traced.lower(lowering_platforms=(target.lowering_platform,))
     except RuntimeError as error:

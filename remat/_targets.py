@@ -117,6 +117,7 @@ class Target:
             TargetError: The target has fewer devices than the mesh.
 
         Example:
+            >>> import remat
             >>> remat.target("cpu").mesh((1,), ("data",)).axis_names
             ('data',)
         """
@@ -165,6 +166,7 @@ def target(name: str | Target | None = None) -> Target:
         TargetError: Unknown name or impossible topology.
 
     Example:
+        >>> import remat
         >>> remat.target("v5e:4x4").n_devices
         16
     """
@@ -261,7 +263,10 @@ def _share(name: str, given: str) -> float:
 
 def _attached_devices(kind: str) -> list[_plugins.Device]:
     _plugins.start_jax()
-    return jax.devices(kind)
+    try:
+        return jax.devices(kind)
+    except RuntimeError as error:
+        raise TargetError(f"JAX shows no {kind} here: {error}") from None
 
 
 def _attached(kind: str) -> Target:

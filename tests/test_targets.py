@@ -1,5 +1,6 @@
 import ast
 import dataclasses
+import doctest
 import math
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import remat
-from remat import _plugins
+from remat import _plugins, _targets
 from remat._target_table import table
 
 ABSENT = [name for name in table() if name != "cpu"]
@@ -277,6 +278,10 @@ def test_two_plain_processes_at_once_and_without_noise():
         assert devices == LOADED
         assert set(variables) <= set(SET_BY_IMPORTING_JAX)
     assert [finish(process) for process in processes] == ["", ""]
+
+
+def test_examples():
+    assert doctest.testmod(_targets).failed == 0
 
 
 def test_jax_was_started_on_the_cpu():
