@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from remat import policies
 from remat._emitted import emitted_names
 from remat._region import Region
 from remat.policies import Policy, PolicyMap, as_policy, none
@@ -173,7 +174,9 @@ def _check_names(policy: Policy, regions: Sequence[Region]) -> None:
     missing = tuple(sorted(set(wanted) - set(emitted)))
     if not missing:
         return
-    what = _what_is_emitted(emitted, missing)
+    # A registered policy lists the spellings of many models; yours may be a typo.
+    is_registered = policy.name in policies.names()
+    what = _what_is_emitted(emitted, () if is_registered else missing)
     if len(missing) == len(wanted):
         raise NoNamesFound(
             f"{policy!r} names {_listed(missing)}, which no region emits, so it would "

@@ -119,7 +119,7 @@ relaxed = settings(
 )
 
 
-@settings(relaxed, max_examples=12)
+@settings(relaxed, max_examples=8)
 @given(body=steps, policy=policies)
 def test_gradients_of_random_programs(body, policy):
     check(body, policy)
