@@ -126,7 +126,7 @@ def test_gradients_of_random_programs(body, policy):
 
 
 @pytest.mark.slow
-@settings(relaxed, max_examples=300)
+@settings(relaxed, max_examples=100)
 @given(body=steps, policy=policies)
 def test_gradients_of_many_random_programs(body, policy):
     check(body, policy)
