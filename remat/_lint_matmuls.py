@@ -49,7 +49,7 @@ def _is_for_dots(linted: Linted) -> bool:
     if primitives is not None:
         return "dot_general" in primitives
     kept = {linted.primitive(p) for p in linted.flow.decisions}
-    return bool(kept) and kept <= MATMUL_LIKE | KERNELS | {"name"}
+    return bool(kept & MATMUL_LIKE) and kept <= MATMUL_LIKE | KERNELS | {"name"}
 
 
 def _is_unseen(linted: Linted, position: int) -> bool:

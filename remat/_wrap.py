@@ -151,6 +151,7 @@ class Rule:
                 out_trees.append(out_tree)
                 return out_leaves
 
+            flat_fn.__name__ = getattr(fn, "__name__", flat_fn.__name__)
             checkpointed = jax.checkpoint(flat_fn, prevent_cse=prevent_cse)
             out_leaves = with_policy(checkpointed, policy)(*leaves)
             return out_trees[-1].unflatten(out_leaves)

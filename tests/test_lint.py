@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 from jax.sharding import Mesh, PartitionSpec
 
+import remat
 from remat import policies, testing
 from remat._lint import Finding, lint
 from remat._lint_program import program_of
@@ -163,8 +164,9 @@ def test_unnamed_twin(block, why):
 
 
 def test_unnamed_twin_is_settled_by_a_policy_that_binds():
-    by_primitive = policies.save(policies.in_module("*") & policies.primitive("tanh"))
+    by_primitive = policies.save(policies.larger_than(0) & policies.primitive("tanh"))
     assert not found("unnamed-twin", unrolled(twin), by_primitive, W, X)
+    testing.assert_recomputes(unrolled(twin), by_primitive, {"tanh": 0}, W, X)
 
 
 def test_unread_name():
@@ -516,3 +518,10 @@ def test_shapes_are_enough_and_wrong_policies_raise():
     assert found("unnamed-twin", unrolled(twin), H, *shapes)
     with pytest.raises(policies.PolicyError):
         lint(unrolled(plain), "save_dotz", *shapes)
+
+
+def test_policies_that_remat_bound_are_looked_at_as_written():
+    bound = policies.save(policies.larger_than(0) & policies.primitive("sin"))
+    block = remat.remat(mlp, policy=bound)
+    loss = lambda w, x: block(w, block(w, x)).sum()  # noqa: E731
+    assert lint(loss, None, W, X) == ()

@@ -145,3 +145,19 @@ def test_peak_below():
         AssertionError, match=r"(?s)255\.0 KiB above the limit.*argument .*256"
     ):
         testing.assert_peak_below(fn, wide, limit="1KiB", target="cpu")
+
+
+def test_linen_and_nnx_models():
+    from flax import linen as nn
+    from flax import nnx
+
+    model = remat.remat(nn.Dense)(4)
+    variables = model.init(jax.random.key(0), X)
+
+    def loss(variables, x):
+        return jnp.sin(jnp.sin(model.apply(variables, x))).sum()
+
+    testing.assert_same_gradients(loss, "save_dots", variables, X)
+
+    layer = remat.remat(nnx.Linear)(4, 4, rngs=nnx.Rngs(0))
+    testing.assert_same_gradients(lambda m, x: jnp.sin(m(x)), "save_dots", layer, X)

@@ -365,3 +365,47 @@ def test_importing_and_wrapping_a_function_does_not_import_flax():
         "f(1.0, flag=True); sys.exit('flax' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- effects and control flow
+
+
+@pytest.mark.parametrize("remat3", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_callbacks_run_in_both_passes(ordered, remat3):
+    if remat3 and not hasattr(jax.config, "jax_remat3"):
+        pytest.skip("no jax_remat3")
+    calls = []
+
+    def noisy(x):
+        jax.debug.callback(lambda x: calls.append(float(x)), x, ordered=ordered)
+        return jnp.sin(jnp.sin(x))
+
+    if remat3:
+        jax.config.update("jax_remat3", True)
+    try:
+        jax.jit(jax.grad(remat.remat(noisy)))(2.0)
+        jax.effects_barrier()
+    finally:
+        if remat3:
+            jax.config.update("jax_remat3", False)
+    assert calls == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: jax.lax.fori_loop(0, 3, lambda i, c: jnp.sin(c), x),
+        lambda x: jax.lax.cond(x.sum() > 0, jnp.sin, jnp.exp, x),
+        lambda x: jax.nn.relu(jax.nn.silu(x)),
+        lambda x: jax.lax.scan(lambda c, _: (c * 2.0, None), x, None, length=2)[0],
+        lambda x: jax.lax.stop_gradient(x) * x,
+    ],
+    ids=["fori", "cond", "custom_jvp", "scan", "stop_gradient"],
+)
+@pytest.mark.parametrize("policy", ["nothing", "save_dots"])
+def test_control_flow_inside(body, policy):
+    def loss(fn):
+        return jax.grad(lambda x: fn(x).sum())(X)
+
+    chex.assert_trees_all_close(loss(remat.remat(body, policy)), loss(body), rtol=1e-6)
