@@ -47,9 +47,13 @@ _PROCESS_ENVIRONMENT = {
     # JAX itself shall not look for a device.
     "JAX_PLATFORMS": "cpu",
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
-    # The C++ side logs warnings about the devices it does not find.
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
+
+
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_LOG_LEVEL_OF_JAX = "1"
+"""What importing JAX sets where nothing was set: warnings and worse."""
 
 
 class TargetError(ValueError):
@@ -128,12 +132,13 @@ def gpu_devices(topology: str, config: str) -> tuple[Device, ...]:
     options = {"topology": topology, "target_config": config}
     with _lock, silenced():
         start_jax()
-        try:
-            found = topologies.get_topology_desc("", platform="cuda", **options)
-            return tuple(found.devices)
-        except NotImplementedError:
-            # JAX has no GPU: its own loading of the plugin failed, or was not wanted.
-            return _gpu_devices_by_hand(options)
+        with _variables({}):
+            try:
+                found = topologies.get_topology_desc("", platform="cuda", **options)
+                return tuple(found.devices)
+            except NotImplementedError:
+                # JAX's own loading of the plugin failed, for want of a GPU.
+                return _gpu_devices_by_hand(options)
 
 
 def _gpu_devices_by_hand(options: Mapping[str, str]) -> tuple[Device, ...]:
@@ -181,25 +186,41 @@ def _cuda_plugin() -> ModuleType | None:
 def start_jax() -> None:
     """Let JAX find the devices that are there, before anything else is loaded.
 
-    A TPU that is attached must be started with the user's environment, not with ours.
+    A TPU that is attached must be started with the user's environment, not with ours,
+    and a GPU's warnings are the user's to see.
     """
-    with silenced():
+    logs = contextlib.nullcontext() if _has_nvidia_gpu() else _variables({})
+    with _lock, silenced(), logs:
         try:
             jax.devices()
         except RuntimeError as error:
             logger.debug("JAX found no device: %s", error)
 
 
+def _has_nvidia_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()  # WSL's
+
+
 @contextlib.contextmanager
 def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables that are not set, and unset them again."""
-    added = {name: value for name, value in values.items() if name not in os.environ}
+    """Set environment variables that are not set, and quiet logs, while a plugin loads.
+
+    A plugin reads its log level once, as it loads. At JAX's own level its compiler
+    tells of every program that is too large for the device.
+    """
+    before = dict(os.environ)
+    added = {name: value for name, value in values.items() if name not in before}
+    if before.get(_LOG_LEVEL) in (None, _LOG_LEVEL_OF_JAX):
+        added[_LOG_LEVEL] = "3"
     os.environ.update(added)
     try:
         yield
     finally:
         for name in added:
-            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
 
 
 def compiler_options(platform: str) -> dict[str, Any]:

@@ -574,23 +574,32 @@ def test_buffers_are_there_where_code_generation_fails():
     assert said.startswith("False UNAVAILABLE: No PTX compilation provider")
 
 
-LINEAR_ALGEBRA = """
+IN_A_PLAIN_PROCESS = """
 import jax, jax.numpy as jnp, remat
 from remat._compile import compile_lowered
 from remat._lower import lower
-t = remat.target("h100")
-x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-program = compile_lowered(lower(lambda x: jnp.linalg.qr(x)[0], (x,), {}, t), t)
-assert program.codegen_error is None, program.codegen_error
+t = remat.target("t4")
+
+def program(fn, *shapes):
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return compile_lowered(lower(fn, args, {}, t), t)
+
+# A kernel of JAX's own, and a program of which XLA would say that it is too large.
+assert program(lambda x: jnp.linalg.qr(x)[0], (64, 64)).codegen_error is None
+large = program(lambda x, w: jnp.tanh(x @ w) @ w, (1 << 21, 4096), (4096, 4096))
+assert large.stats.argument_bytes > t.memory_bytes
 """
 
 
-def test_kernels_of_jax_are_known_in_a_plain_process():
-    prepared = _plugins._PROCESS_ENVIRONMENT
+def test_in_a_plain_process():
+    prepared = {*_plugins._PROCESS_ENVIRONMENT, "XLA_FLAGS"}
     env = {k: v for k, v in os.environ.items() if k not in prepared}
-    command = [sys.executable, "-c", LINEAR_ALGEBRA]
+    command = [sys.executable, "-c", IN_A_PLAIN_PROCESS]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    said_by_import = ("cudart_stub", "before absl::InitializeLog")
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if not any(s in line for s in said_by_import)] == []
 
 
 @pytest.mark.parametrize("name", ["v100", "t4", "b200"])
