@@ -1,5 +1,7 @@
 """The assertions for users' tests: each holds where it should and fails where not."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -155,7 +157,8 @@ def test_linen_and_nnx_models():
     variables = model.init(jax.random.key(0), X)
 
     def loss(variables, x):
-        return jnp.sin(jnp.sin(model.apply(variables, x))).sum()
+        y: Any = model.apply(variables, x)
+        return jnp.sin(jnp.sin(y)).sum()
 
     testing.assert_same_gradients(loss, "save_dots", variables, X)
 
