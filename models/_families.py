@@ -77,20 +77,29 @@ def _images(config: Any, batch: int, seq: int | None) -> tuple[Any, Batch]:
 
 def _linen_words(module: Callable[[Any], nn.Module], config: Any) -> Made:
     # Parameters do not depend on the batch or the length of a sequence.
-    return _linen(module(config), (1, 1), jnp.int32, "tokens", "targets")
+    return _linen(module, config, (1, 1), jnp.int32, "tokens", "targets")
 
 
 def _linen_images(config: vit.ViTConfig) -> Made:
     side = config.patch_size
     shape = (1, side, side, config.n_channels)
-    return _linen(vit.ViT(config), shape, jnp.float32, "images", "labels")
+    return _linen(vit.ViT, config, shape, jnp.float32, "images", "labels")
 
 
 def _linen(
-    model: nn.Module, shape: tuple[int, ...], dtype: Any, given: str, wanted: str
+    module: Callable[[Any], nn.Module],
+    config: Any,
+    shape: tuple[int, ...],
+    dtype: Any,
+    given: str,
+    wanted: str,
 ) -> Made:
+    model = module(config)
+    # Flash kernels take whole blocks of places, and an example has one place.
+    maker = module(dataclasses.replace(config, attention="xla"))
+
     def init(key: jax.Array) -> Params:
-        return model.init(key, jnp.zeros(shape, dtype))["params"]
+        return maker.init(key, jnp.zeros(shape, dtype))["params"]
 
     def logits(params: Params, inputs: Any) -> jax.Array:
         return cast(jax.Array, model.apply({"params": params}, inputs))

@@ -6,7 +6,7 @@ tree of parameters is then the Linen version's. Dropout takes its key as an argu
 that the model holds no state but parameters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -54,6 +54,15 @@ def dense(
     )
 
 
+def scoped(name: str, module: Callable[..., jax.Array], *args: Any) -> jax.Array:
+    """Calls a module under its name, which compiled programs and reports then show.
+
+    Linen does this by itself, NNX does not.
+    """
+    with jax.named_scope(name):
+        return module(*args)
+
+
 # Norm
 
 
@@ -86,13 +95,14 @@ class Attention(nnx.Module):
     def __call__(
         self, x: Float[Array, "B T D"], rotary: Rotary
     ) -> Float[Array, "B T D"]:
-        query = checkpoint_name(rotate(self.query(x), rotary), QUERY_PROJ)
-        key = checkpoint_name(rotate(self.key(x), rotary), KEY_PROJ)
-        value = checkpoint_name(self.value(x), VALUE_PROJ)
+        query = rotate(scoped("query", self.query, x), rotary)
+        query = checkpoint_name(query, QUERY_PROJ)
+        key = checkpoint_name(rotate(scoped("key", self.key, x), rotary), KEY_PROJ)
+        value = checkpoint_name(scoped("value", self.value, x), VALUE_PROJ)
         context = attend(query, key, value, causal=True, kind=self.kind)
         context = checkpoint_name(context, CONTEXT)
         context = checkpoint_name(context, ATTENTION_OUT)
-        return checkpoint_name(self.out(context), OUT_PROJ)
+        return checkpoint_name(scoped("out", self.out, context), OUT_PROJ)
 
 
 # MLP
@@ -107,9 +117,9 @@ class MLP(nnx.Module):
         self.wo = dense(config, config.d_mlp, config.d_model, rngs)
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        gate = checkpoint_name(self.wi_0(x), MLP_GATE)
-        up = checkpoint_name(self.wi_1(x), MLP_UP)
-        return checkpoint_name(self.wo(swiglu(gate, up)), MLP_WO)
+        gate = checkpoint_name(scoped("wi_0", self.wi_0, x), MLP_GATE)
+        up = checkpoint_name(scoped("wi_1", self.wi_1, x), MLP_UP)
+        return checkpoint_name(scoped("wo", self.wo, swiglu(gate, up)), MLP_WO)
 
 
 # Block
@@ -133,8 +143,11 @@ class Block(nnx.Module):
     ) -> Float[Array, "B T D"]:
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         x = checkpoint_name(x, LAYER_INPUT)
-        x = x + self._drop(self.attention(self.attention_norm(x), rotary), keys[0])
-        return x + self._drop(self.mlp(self.mlp_norm(x)), keys[1])
+        normed = scoped("attention_norm", self.attention_norm, x)
+        out = scoped("attention", self.attention, normed, rotary)
+        x = x + self._drop(out, keys[0])
+        normed = scoped("mlp_norm", self.mlp_norm, x)
+        return x + self._drop(scoped("mlp", self.mlp, normed), keys[1])
 
     def _drop(self, x: jax.Array, key: Array | None) -> jax.Array:
         return self.dropout(x, deterministic=key is None, rngs=key)
@@ -190,9 +203,9 @@ class Llama(nnx.Module):
         keys = None
         if dropout_key is not None:
             keys = jax.random.split(dropout_key, config.n_layers)
-        x = self.token_embedder(tokens)
+        x = scoped("token_embedder", self.token_embedder, tokens)
         apply = self._scan_layers if config.scan_layers else self._unroll_layers
-        return self.final_norm(apply(x, rotary, keys))
+        return scoped("final_norm", self.final_norm, apply(x, rotary, keys))
 
     def loss(
         self,
@@ -211,7 +224,7 @@ class Llama(nnx.Module):
         self, x: jax.Array, rotary: Rotary, keys: Array | None
     ) -> jax.Array:
         # Inside scan the loop itself keeps forward and recompute apart.
-        region = _region(self.config, prevent_cse=False)
+        region = _region(self.config, "layers", prevent_cse=False)
         in_axes = (0, nnx.Carry, None, 0)
         return nnx.scan(region, in_axes=in_axes, out_axes=nnx.Carry)(
             self.layers, x, rotary, keys
@@ -221,9 +234,9 @@ class Llama(nnx.Module):
         self, x: jax.Array, rotary: Rotary, keys: Array | None
     ) -> jax.Array:
         # Outside a loop XLA's CSE would merge the recompute with the forward pass.
-        region = _region(self.config, prevent_cse=True)
         assert isinstance(self.layers, nnx.List)
         for i, layer in enumerate(self.layers):
+            region = _region(self.config, f"layers_{i}", prevent_cse=True)
             x = region(layer, x, rotary, None if keys is None else keys[i])
         return x
 
@@ -233,9 +246,9 @@ class Llama(nnx.Module):
         return self.output_embedder.embedding[...]
 
 
-def _region(config: LlamaConfig, *, prevent_cse: bool):
+def _region(config: LlamaConfig, name: str, *, prevent_cse: bool):
     def block(layer: Block, x: jax.Array, rotary: Rotary, key: Array | None):
-        return layer(x, rotary, key)
+        return scoped(name, layer, x, rotary, key)
 
     return as_region(block, config.policy, prevent_cse=prevent_cse, remat=nnx.remat)
 
