@@ -42,6 +42,8 @@ class Cost:
     """Time of the host traffic on the host link; may hide behind compute."""
     collective_s: float = math.nan
     """Time of the collectives on their links."""
+    xla_recompute_s: float = 0.0
+    """Of `compute_s`, the time of what XLA's own rematerialization added."""
     estimated_cycles: float = 0.0
     """XLA's own estimate after a full TPU compile; 0 where it gives none."""
 

@@ -166,7 +166,8 @@ class _Counter:
         work = self._work(instruction)
         traffic = self._traffic.count(instruction)
         peaks = self._peaks
-        traffic_s = traffic[DEVICE] / peaks.bandwidth
+        compute_s = max(work.cores_s, traffic[DEVICE] / peaks.bandwidth)
+        added = bool(_XLA_REMAT.search(instruction.name))
         return replace(
             NO_COST,
             flops=work.matmul_flops + work.other_flops,
@@ -178,7 +179,8 @@ class _Counter:
             host_bytes=traffic[HOST],
             n_kernels=work.n_kernels,
             n_uncounted=work.n_uncounted,
-            compute_s=max(work.cores_s, traffic_s),
+            compute_s=compute_s,
+            xla_recompute_s=compute_s if added else 0.0,
             host_s=traffic[HOST] / peaks.host_link,
             estimated_cycles=_estimated_cycles(instruction),
         )

@@ -237,7 +237,7 @@ def _report(
         flops=_whole(cost.flops),
         recompute_flops=_whole(cost.recompute_flops),
         bytes_accessed=_whole(cost.bytes_accessed),
-        estimated_step_s=cost.estimated_s,
+        estimated_step_s=_step_s(program, cost),
         cost=cost,
         buffers=memory.buffers(),
         timeline=timeline(
@@ -259,12 +259,24 @@ def _fits(program: Program, needed_bytes: int) -> bool:
     return needed_bytes <= program.target.available_bytes
 
 
+def _step_s(program: Program, cost: Cost) -> float:
+    """The estimate for what would run.
+
+    A probe is squeezed: XLA recomputes what it would keep under the real limit, so that
+    part is left out.
+    """
+    probe = not program.exact and program.oom is None and program.codegen_error is None
+    if not probe:
+        return cost.estimated_s
+    return max(cost.estimated_s - cost.xla_recompute_s, cost.host_s)
+
+
 def _notes(program: Program, device: Totals, cost: Cost) -> list[str]:
     notes: list[str] = []
     if program.target.kind == "cpu":
         notes.append("CPU figures rank policies differently than TPU and GPU ones.")
     if not program.exact and program.oom is None and program.codegen_error is None:
-        notes.append("Work and time are of the program squeezed to its floor.")
+        notes.append("Work is that of the program squeezed to its floor.")
     if program.codegen_error:
         notes.append(f"Code generation failed: {program.codegen_error}")
     if cost.xla_recompute_flops:
