@@ -17,6 +17,7 @@ from typing import Any
 
 from flax import linen as nn
 from flax.core import lift
+from flax.errors import TransformedMethodReturnValueError
 from flax.linen.transforms import lift_transform
 
 from remat._hold import Arguments, hold, release
@@ -105,8 +106,12 @@ def _method(
             return fn(self, *args, **kwargs)
         arguments = Arguments(fn, _label(cls or type(self), fn, self), static)
         (_, *held_args), held_kwargs = arguments.hold((self, *args), kwargs, _lifts)
+        before = self._state.export()
         try:
             return lifted(self, *held_args, **held_kwargs)
+        except TransformedMethodReturnValueError:  # a getter of a submodule
+            self._state.reimport(before)
+            return fn(self, *args, **kwargs)
         except TRACE_ERRORS as error:
             arguments.reraise(error, (self, *args), kwargs)
 

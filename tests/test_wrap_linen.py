@@ -322,6 +322,120 @@ def test_decode_cache_is_written_by_each_call():
     chex.assert_trees_all_equal(decode(remat.remat(attention)), decode(attention))
 
 
+class Residual(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return x + nn.Dense(8)(jnp.sin(x))
+
+
+class Field(nn.Module):
+    block: Any
+
+    @nn.compact
+    def __call__(self, x):
+        return self.block(self.block(x))
+
+
+class Shared(nn.Module):
+    wrap: Any
+
+    @nn.compact
+    def __call__(self, x):
+        block = self.wrap(Residual)()
+        nn.share_scope(self, block)
+        return block(x)
+
+
+class Tied(nn.Module):
+    wrap: Any
+
+    def setup(self):
+        self.embed = self.wrap(nn.Embed)(5, 8)
+        self.block = self.wrap(Residual)()
+
+    def __call__(self, x):
+        return self.embed.attend(self.block(self.embed(jnp.int32(x[0]))))
+
+
+class Doubled(Residual):
+    def extra(self, x):
+        return 2 * self(x)
+
+
+class Getter(nn.Module):
+    def setup(self):
+        self.block = Residual()
+
+    def get(self):
+        return self.block
+
+    def __call__(self, x):
+        return self.get()(x)
+
+
+class UsesGetter(nn.Module):
+    wrap: Any
+
+    @nn.compact
+    def __call__(self, x):
+        return self.wrap(Getter)().get()(x)
+
+
+class Partitioned(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        init = nn.with_partitioning(nn.initializers.ones, (None, "model"))
+        return jnp.sin(x @ self.param("w", init, (8, 8)))
+
+
+def mapped(cls):
+    return nn.vmap(cls, variable_axes={"params": 0}, split_rngs={"params": True})()
+
+
+USES = {
+    "field": (lambda wrap: Field(wrap(Residual())), 2),
+    "sequential": (lambda wrap: nn.Sequential([wrap(Residual()), wrap(Residual())]), 2),
+    "around sequential": (lambda wrap: wrap(nn.Sequential([Residual(), nn.tanh])), 1),
+    "vmap": (lambda wrap: mapped(wrap(Residual)), 1),
+    "shared scope": (Shared, 1),
+    "tied embedding": (Tied, 3),
+    "inherited": (lambda wrap: wrap(Doubled)(), 1),
+    "returns a module inside": (lambda wrap: wrap(Getter)(), 1),
+    "returns a module": (UsesGetter, 0),
+    "metadata": (lambda wrap: wrap(Partitioned)(), 1),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_in_flax_own_ways_of_composing(use):
+    make, n_regions = USES[use]
+    plain, wrapped = make(same), make(remat.remat)
+    variables = jax.eval_shape(plain.init, RNGS, X)
+    assert jax.eval_shape(wrapped.init, RNGS, X) == variables
+    out = jax.eval_shape(plain.apply, variables, X)
+    assert jax.eval_shape(wrapped.apply, variables, X) == out
+    assert len(remat.find_regions(wrapped.apply, variables, X)) == n_regions
+
+
+def test_recurrent_cell_keeps_its_carry_initializer():
+    rnn = nn.RNN(remat.remat(nn.SimpleCell)(8))
+    sequence = jnp.ones((2, 3, 8))
+    variables = jax.eval_shape(nn.RNN(nn.SimpleCell(8)).init, RNGS, sequence)
+    assert jax.eval_shape(rnn.init, RNGS, sequence) == variables
+    (region,) = remat.find_regions(rnn.apply, variables, sequence)
+    assert region.times == 3
+
+
+def test_captured_intermediates_are_those_of_the_unwrapped():
+    variables = Field(Residual()).init(RNGS, X)
+
+    def captured(wrap):
+        model = Field(wrap(Residual()))
+        return model.apply(variables, X, capture_intermediates=True)
+
+    chex.assert_trees_all_equal(captured(remat.remat), captured(same))
+
+
 # --- flags
 
 
