@@ -18,6 +18,11 @@ from remat._fit import fit as fit
 from remat._hlo import HloError as HloError
 from remat._lint import Finding as Finding
 from remat._lint import lint as lint
+from remat._plan._check import PlanCheck as PlanCheck
+from remat._plan._check import check_plan as check_plan
+from remat._plan._errors import PlanError as PlanError
+from remat._plan._plan import plan as plan
+from remat._plan._plan_file import Plan as Plan
 from remat._regions import MissingNamesWarning as MissingNamesWarning
 from remat._regions import NoNamesFound as NoNamesFound
 from remat._regions import Region as Region

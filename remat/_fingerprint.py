@@ -5,6 +5,7 @@ not, so they are what counts. Calls are looked through, since what is a call and
 is not differs as well.
 """
 
+import collections
 import hashlib
 import itertools
 from collections.abc import Iterator
@@ -29,6 +30,15 @@ def fingerprint(jaxpr: jec.Jaxpr) -> str:
     """
     text = "\n".join(_lines(jaxpr))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def inventory(jaxpr: jec.Jaxpr) -> tuple[tuple[str, ...], dict[str, int]]:
+    """What a fingerprint is of, for telling what changed: input types, and how many
+    of each operation there are.
+    """
+    inputs = tuple(map(_type, [*jaxpr.constvars, *jaxpr.invars]))
+    written = (line.partition(" = ")[2].split(" ", 1)[0] for line in _lines(jaxpr))
+    return inputs, dict(collections.Counter(filter(None, written)))
 
 
 def _lines(jaxpr: jec.Jaxpr) -> Iterator[str]:

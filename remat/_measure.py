@@ -92,6 +92,7 @@ def compiled_report(
     setup: Setup,
     *,
     probe: bool = False,
+    limit_bytes: int | None = None,
     on_compile: Callable[[], None] = lambda: None,
 ) -> MemoryReport:
     """The report of a prepared step, compiled now or earlier.
@@ -100,6 +101,7 @@ def compiled_report(
         prepared: The step.
         setup: What it is compiled for.
         probe: Only the floor, in a fraction of a second (TPU).
+        limit_bytes: Memory that the compiler may use; None for the device's (TPU).
         on_compile: Called before a compile, not where the answer was on disk.
 
     Returns:
@@ -109,6 +111,8 @@ def compiled_report(
         CompileError: If the compiler failed for another reason than memory.
     """
     key = f"{prepared.key}-{'floor' if probe else 'full'}"
+    if limit_bytes is not None:
+        key += f"-{limit_bytes >> 20}MiB"
     program = load(key, setup.target)
     if program is None:
         on_compile()
@@ -117,6 +121,7 @@ def compiled_report(
             setup.target,
             compiler_options=dict(setup.compiler_options),
             probe=probe,
+            limit_bytes=limit_bytes,
         )
         store(key, program)
     return report_from_program(program, roles=prepared.roles)

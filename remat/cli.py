@@ -28,6 +28,8 @@ app = typer.Typer(
         "    remat compare gpt2 --target v5e\n\n"
         "    remat fit gpt2 --target h100 --max batch\n\n"
         "    remat compare mypackage.train:make --target a100-80gb --budget 60GiB\n\n"
+        "    remat plan gpt2 --target v5e --budget 12GiB -o plan.json\n\n"
+        "    remat check plan.json\n\n"
         "    remat targets\n\n    remat policies save_dots"
     ),
 )
@@ -176,6 +178,89 @@ def fit(
 
 
 @app.command()
+def plan(
+    model: Model,
+    target: TargetName = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    budget: Budget = None,
+    headroom: Annotated[
+        str, typer.Option("--headroom", help="Share of the budget to leave free.")
+    ] = "0%",
+    optimizer: Optimizer = True,
+    offload: Annotated[
+        bool, typer.Option("--offload/--no-offload", help="Whether values may move.")
+    ] = True,
+    compiler_option: CompilerOptions = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write the plan."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace FILE if it exists.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Choose what each layer keeps so that a step uses a memory budget well."""
+    with _command(target, debug):
+        import remat
+        from remat._show.plan import plan_tables
+
+        _check_writable(output)
+        if output is not None and output.exists() and not overwrite:
+            raise ValueError(f"{output} exists; pass --overwrite to replace it")
+        loaded = _load(model, batch, seq)
+        settings = _settings(loaded, optimizer, compiler_option)
+        with _progress(debug) as say:
+            result = remat.plan(
+                loaded.loss,
+                *loaded.args,
+                budget=budget,
+                target=target,
+                allow_offload=offload,
+                headroom=headroom,
+                model=loaded.name,
+                options=dict(loaded.describe),
+                on_progress=say,
+                **settings,
+            )
+        _print(plan_tables(result))
+        if output is not None:
+            result.save(output, overwrite=overwrite)
+            _print(f"wrote {output}")
+
+
+@app.command()
+def check(
+    plans: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PLAN]...", help="Plan files.")
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--all", metavar="DIR", help="Every plan in a folder."),
+    ] = None,
+    tolerance: Annotated[
+        str, typer.Option("--tolerance", help="How far the peak may drift.")
+    ] = "2%",
+    debug: Debug = False,
+) -> None:
+    """Compile what plans are for again; exit 1 where a peak exceeds or drifts."""
+    with _command("any", debug):
+        import remat
+
+        paths = [*(plans or ()), *(sorted(folder.glob("*.json")) if folder else ())]
+        if not paths:
+            raise ValueError(
+                "no plan to check; name plan files, or a folder with --all"
+            )
+        checks = [remat.check_plan(path, tolerance=tolerance) for path in paths]
+        for path, checked in zip(paths, checks, strict=True):
+            _print(f"{path}: {checked}")
+    if not all(checked.ok for checked in checks):
+        raise typer.Exit(1)
+
+
+@app.command()
 def targets(debug: Debug = False) -> None:
     """List the devices that can be named, and which can be compiled for here."""
     with _command("any", debug):
@@ -288,7 +373,9 @@ def _check_writable(path: Path | None) -> None:
         check_writable(path)
 
 
-def _settings(loaded: Any, optimizer: bool, options: list[str] | None) -> dict[str, Any]:
+def _settings(
+    loaded: Any, optimizer: bool, options: list[str] | None
+) -> dict[str, Any]:
     """Keyword arguments for compare, fit and plan: the model's own, then the flags."""
     settings = dict(loaded.options)
     if optimizer and "step" not in settings:

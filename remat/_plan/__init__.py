@@ -9,4 +9,16 @@ _program   the integer program
 _solve     from a graph and a budget to a choice
 _frontier  the choices at all budgets
 _choose    one budget shared among regions
+_kinds     the regions of a loss, equal ones together
+_apply     a loss whose regions keep what was chosen
+_steer     which point to compile next, from those compiled
+_meter     the compiled peak of a candidate
+_named     the named policies as candidates
+_loop      the closed loop with the compiler
+_make      from what the loop found to a plan
+_plan      the public function
+_plan_file the plan, and its file
+_match     whether a plan's regions are those of a function
+_check     whether a plan still holds
+_curve     the frontier of a whole step
 """

@@ -36,8 +36,8 @@ _COSTLY = frozenset(
     "rem".split()
 )
 _PASSES = {"element-wise": 0.15, "transcendental": 0.3, "move": 0.05}
-"""Shares of one pass over the result, once fused: fitted by eye to compiled programs
-for v5e and h100, where such work hides behind the traffic of its neighbours."""
+"""Shares of one pass over the result, once fused. Set by judgment, not fitted: fused
+work mostly hides behind the traffic of its neighbours."""
 _REDUCTION_PASSES = 0.5
 """Share of one pass over a reduction's operand, which often is fused into it."""
 KEEP_PASSES = 2.0

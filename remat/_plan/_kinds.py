@@ -1,0 +1,210 @@
+"""The regions of a loss that can be planned, equal ones together."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from remat._naming import decisions
+from remat._plan._choose import Allotment, Share, Stack, choose
+from remat._plan._costs import Rates
+from remat._plan._frontier import Frontier, frontier
+from remat._plan._graph import Graph, GraphError, build_graph
+from remat._plan._prices import Prices
+from remat._plan._solve import Choice, Solver, choice_of
+from remat._region import Region
+from remat._targets import Target
+from remat.policies import Policy
+
+SECONDS = Prices(second=1.0)
+"""What a plan minimizes: the time of what runs twice. Memory within the budget is
+free, so keeping has no price."""
+
+MAX_POINTS = 24
+"""Points of a frontier that `choose` picks from; the rest is refined exactly."""
+
+SOLVE_S = 10.0
+"""Most seconds for one region at one budget; the best found so far counts then."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AssumedRates:
+    """Figures of a device whose own are unknown: a few cores of a CPU."""
+
+    bandwidth_bytes_s: float = 2e10
+    flops_bf16: float = 2e11
+    flops_fp32: float = 2e11
+    host_link_bytes_s: float = 0.0
+
+
+def rates_of(target: Target) -> Rates:
+    """The target's figures, or assumed ones where it has none (the CPU)."""
+    return AssumedRates() if math.isnan(target.bandwidth_bytes_s) else target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Regions of equal program that run equally often."""
+
+    regions: tuple[Region, ...]
+    """In program order."""
+    graph: Graph
+    """What can be kept of one."""
+    host_bytes: int
+    """What the host link can move while one computes; 0 allows no offload."""
+
+    @property
+    def n_copies(self) -> int:
+        """Regions that can be given different choices."""
+        return len(self.regions)
+
+    @property
+    def times(self) -> int:
+        """How often each runs in one step."""
+        return self.regions[0].times
+
+    @functools.cached_property
+    def solver(self) -> Solver:
+        """The integer program of one region."""
+        return Solver(self.graph, SECONDS)
+
+    @functools.cached_property
+    def everything(self) -> Choice:
+        """The choice that recomputes nothing, all of it in device memory."""
+        return self.solver.solve(sum(value.bytes for value in self.graph.values))
+
+    @functools.cached_property
+    def curve(self) -> Frontier:
+        """The choices of one region at all budgets."""
+        return frontier(
+            self.graph, SECONDS, max_points=MAX_POINTS, host_bytes=self.host_bytes
+        )
+
+    def solve(self, budget_bytes: int) -> Choice:
+        """The best choice of one region within a budget."""
+        return self.solver.solve(
+            budget_bytes, host_bytes=self.host_bytes, time_limit_s=SOLVE_S
+        )
+
+    def choice_of(self, policy: Policy) -> Choice:
+        """What follows from a named policy."""
+        region = self.regions[0]
+        table = decisions(policy, region.jaxpr, region_path=region.path)
+        return choice_of(self.graph, SECONDS, table)
+
+    def alike(self, choice: Choice) -> tuple[Share, ...]:
+        """All copies with one choice."""
+        return (Share(choice=choice, n_copies=self.n_copies),)
+
+
+def find_kinds(
+    regions: Sequence[Region], target: Target, *, allow_offload: bool
+) -> tuple[tuple[Kind, ...], dict[int, str]]:
+    """Group the regions that can be planned, and say why the others cannot.
+
+    Args:
+        regions: All regions of a loss.
+        target: For times.
+        allow_offload: Whether values may wait in host memory.
+
+    Returns:
+        The kinds, and by index of each outer region left as it is, the reason.
+    """
+    rates = rates_of(target)
+    # A CPU's memory is the host's: an offload moves nothing and frees nothing.
+    can_move = allow_offload and target.kind != "cpu"
+    link = rates.host_link_bytes_s if can_move else 0.0
+    left: dict[int, str] = {}
+    groups: dict[tuple[str, int], list[Region]] = {}
+    for region in regions:
+        if region.depth:
+            continue
+        if reason := _why_not(region):
+            left[region.index] = reason
+        else:
+            groups.setdefault((region.fingerprint, region.times), []).append(region)
+    kinds = []
+    for group in groups.values():
+        try:
+            graph = build_graph(group[0].jaxpr, rates)
+        except GraphError as error:
+            left.update((region.index, str(error)) for region in group)
+            continue
+        hidden = int(link * graph.forward_s) if math.isfinite(link) else 0
+        kinds.append(Kind(regions=tuple(group), graph=graph, host_bytes=hidden))
+    return tuple(kinds), left
+
+
+def _why_not(region: Region) -> str | None:
+    if not region.reachable:
+        return "it is reached only through a custom_vjp, or differentiated already"
+    if region.in_rule:
+        return "it stands in the derivative rule of a custom_jvp function"
+    return None
+
+
+def allotment(kinds: Sequence[Kind], shares: Sequence[Sequence[Share]]) -> Allotment:
+    """The sums of what each kind does."""
+    runs = [
+        (kind.times * share.n_copies, share.choice)
+        for kind, taken in zip(kinds, shares, strict=True)
+        for share in taken
+    ]
+    return Allotment(
+        shares=tuple(map(tuple, shares)),
+        bytes=sum(n * choice.bytes for n, choice in runs),
+        host_bytes=sum(n * choice.host_bytes for n, choice in runs),
+        price=sum(n * choice.price for n, choice in runs),
+    )
+
+
+def solve_all(kinds: Sequence[Kind], budget_bytes: int) -> Allotment:
+    """The best choices of all regions whose bytes together fit a budget.
+
+    One lone region is solved exactly. Otherwise points are taken from each kind's
+    frontier, and what they leave of the budget goes to one kind after another, each
+    solved exactly at what it may have.
+    """
+    if len(kinds) == 1 and kinds[0].n_copies == 1:
+        choice = kinds[0].solve(budget_bytes // kinds[0].times)
+        return allotment(kinds, [kinds[0].alike(choice)])
+    stacks = [
+        Stack(frontier=kind.curve, n_copies=kind.n_copies, times=kind.times)
+        for kind in kinds
+    ]
+    found = choose(stacks, budget_bytes, time_limit_s=SOLVE_S)
+    return _refined(kinds, found, budget_bytes)
+
+
+def _refined(kinds: Sequence[Kind], found: Allotment, budget_bytes: int) -> Allotment:
+    shares = [list(taken) for taken in found.shares]
+    left = budget_bytes - found.bytes
+    for kind, taken in zip(kinds, shares, strict=True):
+        for i, share in enumerate(taken):
+            runs = kind.times * share.n_copies
+            choice = kind.solve(share.choice.bytes + left // runs)
+            if choice.price < share.choice.price:
+                left -= runs * (choice.bytes - share.choice.bytes)
+                taken[i] = dataclasses.replace(share, choice=choice)
+    return allotment(kinds, shares)
+
+
+def by_region(kinds: Sequence[Kind], found: Allotment) -> Mapping[int, Choice]:
+    """The choice of each region, by its index.
+
+    Later layers get the larger choices: their residuals are freed first, and at the
+    start of the backward pass, where all residuals are still held, they recompute less.
+    """
+    table: dict[int, Choice] = {}
+    for kind, taken in zip(kinds, found.shares, strict=True):
+        remaining = iter(kind.regions)
+        for share in sorted(taken, key=lambda share: share.choice.bytes):
+            for _ in range(share.n_copies):
+                table[next(remaining).index] = share.choice
+    return table
+
+
+def same(kinds: Sequence[Kind], pick: Callable[[Kind], Any]) -> Allotment:
+    """Every kind with one choice for all its copies."""
+    return allotment(kinds, [kind.alike(pick(kind)) for kind in kinds])

@@ -1,0 +1,288 @@
+"""The closed loop: choose by the model, compile, correct the model, choose again.
+
+Two compiles give the ends: nothing kept and everything kept. What lies between is
+steered by what was measured (`_steer`), until the best point that fits is within a few
+percent of the budget or no step of the frontier is left between it and one that was
+seen not to fit. Named policies that the model takes for better than what was found are
+compiled as well, so that none of them beats the plan unseen.
+
+On a TPU the compiler uses the memory that it is given. Where the budget is all that the
+device has, every point whose floor is within it fits, so floors steer. Where it is
+less, floors tell how peaks grow, and full compiles how far above them a run is.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from remat._compile import CompileError
+from remat._plan._choose import Allotment
+from remat._plan._errors import PlanError
+from remat._plan._kinds import SECONDS, Kind, same, solve_all
+from remat._plan._meter import Candidate, Measured, Meter
+from remat._plan._named import Named
+from remat._plan._solve import evaluate
+from remat._plan._steer import MARGIN, Sample, bracket, next_kept_bytes, predict_peak
+from remat._sizes import format_bytes
+
+MAX_COMPILES = 8
+"""Most full compiles for one plan."""
+CLOSE = 0.03
+"""A peak this share below the budget is close enough."""
+N_NAMED = 2
+"""Compiles kept for named policies."""
+N_PROBES = 5
+"""Most probes between two full compiles (TPU)."""
+
+
+class ClosedLoop:
+    """The search for one plan.
+
+    Args:
+        meter: What compiles.
+        kinds: The regions.
+        budget_bytes: What the compiled peak must not exceed.
+        whole_device: Whether that is all the device has: code and constants count
+            too, and a TPU's compiler squeezes the step into it.
+        named: The named policies on these regions.
+    """
+
+    def __init__(
+        self,
+        meter: Meter,
+        kinds: Sequence[Kind],
+        budget_bytes: int,
+        *,
+        whole_device: bool,
+        named: Callable[[], Sequence[Named]],
+    ) -> None:
+        self.meter = meter
+        self.kinds = kinds
+        self.budget_bytes = budget_bytes
+        self.whole_device = whole_device
+        self.named = named
+        self.is_tpu = meter.setup.target.kind == "tpu"
+        self.squeezed = self.is_tpu and whole_device
+        self.failed: set[Allotment] = set()
+        self.notes: list[str] = []
+
+    def run(self) -> Measured:
+        """The best candidate whose compiled peak fits.
+
+        Raises:
+            PlanError: None fits.
+        """
+        nothing, everything = self._ends()
+        if everything is not None and self.fits(everything):
+            return everything
+        if self.whole_device:
+            report = nothing.report
+            self.budget_bytes -= report.generated_code_bytes + report.constant_bytes
+        if self.is_tpu and not self.squeezed and not self.fits(nothing):
+            self._squeeze(nothing)
+        self._seek()
+        self._try_named()
+        best = self.best()
+        if best is None:
+            raise PlanError(self._too_small())
+        return best
+
+    def fits(self, measured: Measured) -> bool:
+        """Whether a compiled candidate is within the budget."""
+        if measured.peak_bytes > self.budget_bytes:
+            return False
+        return measured.report.fits or not (self.is_tpu or self.whole_device)
+
+    def best(self) -> Measured | None:
+        """Of those that fit, the one that recomputes least, by the model's time."""
+        fitting = filter(self.fits, self.meter.measured)
+        return min(
+            fitting,
+            key=lambda m: (m.candidate.allotment.price, m.peak_bytes),
+            default=None,
+        )
+
+    # --- the ends
+
+    def _ends(self) -> tuple[Measured, Measured | None]:
+        none_kept = same(self.kinds, lambda k: evaluate(k.graph, SECONDS, frozenset()))
+        all_kept = same(self.kinds, lambda kind: kind.everything)
+        nothing = Candidate(label="nothing", allotment=none_kept)
+        everything = Candidate(label="none", allotment=all_kept, removes=True)
+        try:
+            first, second = self.meter.full((nothing, None), (everything, None))
+        except CompileError as error:
+            self.notes.append(f"no remat at all does not compile: {_first(error)}")
+            return self.meter.full((nothing, None))[0], None
+        return first, second
+
+    def _squeeze(self, nothing: Measured) -> None:
+        """Let the compiler have the budget only, if the step then fits (TPU)."""
+        if self.meter.floor(nothing.candidate) > self.budget_bytes:
+            return
+        self.squeezed = True
+        self.meter.limit_bytes = self.budget_bytes
+        self.meter.measured.clear()  # figures of another limit say nothing here
+        self.meter.full((nothing.candidate, None))
+        self.notes.append(
+            "fits only with the compiler's own limit set to the budget: compile with "
+            f"xla_tpu_max_hbm_size_mib={self.budget_bytes >> 20}"
+        )
+
+    # --- between them
+
+    def _seek(self) -> None:
+        while self.meter.n_full < MAX_COMPILES - N_NAMED:
+            step = self._next()
+            if step is None:
+                return
+            candidate, guess = step
+            try:
+                self.meter.full((candidate, guess))
+            except CompileError as error:
+                self._without(candidate, error)
+
+    def _without(self, candidate: Candidate, error: CompileError) -> None:
+        if not candidate.allotment.host_bytes:
+            raise error
+        self.notes.append(f"no offload: it does not compile here: {_first(error)}")
+        self.kinds = [dataclasses.replace(kind, host_bytes=0) for kind in self.kinds]
+
+    def _samples(self) -> list[Sample]:
+        if self.squeezed:
+            return [
+                Sample(
+                    kept_bytes=m.candidate.allotment.bytes,
+                    peak_bytes=max(
+                        self.meter.floor(m.candidate),
+                        0 if self.fits(m) else self.budget_bytes + 1,
+                    ),
+                )
+                for m in self.meter.measured
+            ]
+        return [m.sample for m in self.meter.measured]
+
+    def _next(self) -> tuple[Candidate, float] | None:
+        """What to compile next, and its predicted peak; None to stop."""
+        samples = self._samples()
+        below, above = bracket(samples, self.budget_bytes)
+        if below is None:
+            return self._smallest_step(samples)
+        if below.peak_bytes >= (1 - CLOSE) * self.budget_bytes:
+            return None
+        if self.is_tpu:
+            return self._next_by_floors(samples)
+        found = self._between(samples, below, above)
+        if found is None:
+            return None
+        return _solved(found), predict_peak(samples, found.bytes)
+
+    def _smallest_step(self, samples: list[Sample]) -> tuple[Candidate, float] | None:
+        """To keep a little can take less than nothing: statistics instead of scores."""
+        if len(samples) > 2:
+            return None
+        everything = same(self.kinds, lambda kind: kind.everything)
+        found = solve_all(self.kinds, everything.bytes // 100)
+        if not found.bytes and not found.host_bytes:
+            return None
+        return _solved(found), predict_peak(samples, found.bytes)
+
+    def _between(
+        self, samples: Sequence[Sample], below: Sample, above: Sample | None
+    ) -> Allotment | None:
+        """A point that keeps more than `below` and less than `above`."""
+        wanted = next_kept_bytes(samples, self.budget_bytes)
+        assert wanted is not None
+        everything = same(self.kinds, lambda kind: kind.everything).bytes
+        most = above.kept_bytes - 1 if above else everything
+        tried = {m.candidate.allotment for m in self.meter.measured} | self.failed
+        for _ in range(8):
+            found = solve_all(self.kinds, min(wanted, most))
+            if below.kept_bytes < found.bytes and found not in tried:
+                return found
+            if wanted >= most:
+                return None
+            wanted = (wanted + most + 1) // 2
+        return None
+
+    def _next_by_floors(self, samples: list[Sample]) -> tuple[Candidate, float] | None:
+        """As `_next`, on a TPU: probe the way to the budget before a full compile."""
+        below, above = bracket(samples, self.budget_bytes)
+        assert below is not None
+        lifted = [self._lifted(m) for m in self.meter.measured]
+        gap = next(g for s, g in lifted if s.kept_bytes == below.kept_bytes)
+        probed = list(samples)
+        best: tuple[Allotment, int] | None = None
+        for _ in range(N_PROBES):
+            low, high = bracket(probed, self.budget_bytes)
+            found = self._between(probed, low or below, high or above)
+            if found is None:
+                break
+            peak = self.meter.floor(_solved(found)) + gap
+            probed.append(Sample(kept_bytes=found.bytes, peak_bytes=peak))
+            if peak <= self.budget_bytes or best is None:
+                best = found, peak
+            unused = (self.budget_bytes - peak) / self.budget_bytes
+            if 0 <= unused <= CLOSE / 2 + MARGIN:
+                break
+        return None if best is None else (_solved(best[0]), best[1])
+
+    def _lifted(self, measured: Measured) -> tuple[Sample, int]:
+        """A sample, and how far its peak is above its floor."""
+        gap = measured.peak_bytes - self.meter.floor(measured.candidate)
+        return measured.sample, 0 if self.squeezed else max(gap, 0)
+
+    # --- named policies
+
+    def _try_named(self) -> None:
+        """Compile the named policies that look better than what was found."""
+        best = self.best()
+        samples = self._samples()
+        room = sum(k.host_bytes * k.n_copies * k.times for k in self.kinds)
+        hopeful = [
+            (named, peak)
+            for named in self.named()
+            if (peak := predict_peak(samples, named.allotment.bytes))
+            <= (1 + CLOSE) * self.budget_bytes
+            and named.allotment.host_bytes <= room
+            and (
+                best is None
+                or named.allotment.price < best.candidate.allotment.price * (1 - 1e-6)
+            )
+        ]
+        hopeful.sort(key=lambda pair: pair[0].allotment.price)
+        for named, peak in hopeful[:N_NAMED]:
+            if self.meter.n_full >= MAX_COMPILES:
+                return
+            candidate = Candidate(label=named.names[0], allotment=named.allotment)
+            try:
+                self.meter.full((candidate, peak))
+            except CompileError as error:
+                self.notes.append(
+                    f"{candidate.label} does not compile: {_first(error)}"
+                )
+
+    # --- errors
+
+    def _too_small(self) -> str:
+        least = min(self.meter.measured, key=lambda m: m.peak_bytes)
+        largest = list(least.report.by_category().items())[:3]
+        what = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
+        return (
+            f"a budget of {_gib(self.budget_bytes)} is below the "
+            f"{_gib(least.peak_bytes)} that the least choice "
+            f"({least.candidate.label}) needs; at its peak: {what}. "
+            "Make the batch or the sequence smaller, shard the step over more devices, "
+            "accumulate gradients, or cut the loss into chunks if logits stand out"
+        )
+
+
+def _solved(allotment: Allotment) -> Candidate:
+    return Candidate(label="solved", allotment=allotment)
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.3g} GiB"
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,208 @@
+"""From what the closed loop found to a plan."""
+
+import shlex
+import string
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from remat._comparison import versions
+from remat._labels import Label
+from remat._plan._kinds import Kind, by_region
+from remat._plan._loop import ClosedLoop
+from remat._plan._match import ProgramRecord, RegionRecord
+from remat._plan._meter import Measured, seconds_or_none
+from remat._plan._plan_file import Kept, NamedFigures, Plan, PlanChoice, Trial
+from remat._plan._solve import Choice
+from remat._plan._steer import predict_peak
+from remat._region import Region
+
+
+def make_plan(
+    loop: ClosedLoop,
+    best: Measured,
+    regions: Sequence[Region],
+    left: Mapping[int, str],
+    *,
+    budget_bytes: int,
+    base_flops: int,
+    forward_flops: int,
+    limited_peak_bytes: int | None,
+    about: Mapping[str, Any],
+) -> Plan:
+    """The plan of the best candidate.
+
+    Args:
+        loop: The search, ended.
+        best: Its best candidate.
+        regions: All regions of the loss.
+        left: Why some outer regions stay as they are, by index.
+        budget_bytes: What was asked for.
+        base_flops: FLOPs of the step without regions.
+        forward_flops: FLOPs of the forward pass.
+        limited_peak_bytes: Peak with the compiler's limit at the budget, if compiled.
+        about: The other fields: model, options.
+    """
+    report = best.report
+    names, choices = _choices(loop.kinds, best)
+    measured = loop.meter.measured
+    solved = next((m for m in measured if m.predicted_peak_bytes is not None), None)
+    by_label = {m.candidate.label: m.peak_bytes for m in measured}
+    least = min(measured, key=lambda m: m.candidate.allotment.bytes)
+    return Plan(
+        **about,
+        target=loop.meter.setup.target.name,
+        budget_bytes=budget_bytes,
+        peak_bytes=report.peak_bytes,
+        predicted_peak_bytes=_or(best.predicted_peak_bytes, report.peak_bytes),
+        first_prediction_error=None if solved is None else _error(solved),
+        least_peak_bytes=least.peak_bytes,
+        everything_peak_bytes=by_label.get("none"),
+        host_bytes=report.host_bytes,
+        recompute_flops=best.flops - base_flops,
+        forward_flops=forward_flops,
+        estimated_step_s=seconds_or_none(report.estimated_step_s),
+        n_compiles=loop.meter.n_full,
+        origin=best.candidate.label,
+        regions=tuple(
+            _record(region, names.get(region.index), left.get(region.index, ""))
+            for region in regions
+            if region.depth == 0
+        ),
+        choices=choices,
+        programs=_programs(regions),
+        named=_named(loop),
+        trials=tuple(_trial(loop, m) for m in measured),
+        limit_bytes=loop.meter.limit_bytes,
+        limited_peak_bytes=limited_peak_bytes,
+        notes=(*loop.notes, *_notes(regions, left)),
+        versions=versions(),
+        command=" ".join(["remat", *map(shlex.quote, sys.argv[1:])])
+        if sys.argv and sys.argv[0].endswith("remat")
+        else "remat.plan(...)",
+    )
+
+
+def _choices(
+    kinds: Sequence[Kind], best: Measured
+) -> tuple[dict[int, str], tuple[PlanChoice, ...]]:
+    """The choices, named, and which region takes which."""
+    graphs = {region.index: kind.graph for kind in kinds for region in kind.regions}
+    names: dict[int, str] = {}
+    found: dict[tuple[int, Choice], PlanChoice] = {}
+    for index, choice in by_region(kinds, best.candidate.allotment).items():
+        key = (id(graphs[index]), choice)
+        if key not in found:
+            name = _letter(len(found))
+            removed = best.candidate.removes
+            found[key] = _choice(name, choice, graphs[index], removed)
+        names[index] = found[key].name
+    return names, tuple(found.values())
+
+
+def _letter(n: int) -> str:
+    letters = string.ascii_uppercase
+    return letters[n] if n < len(letters) else f"{letters[n % 26]}{n // 26}"
+
+
+def _choice(name: str, choice: Choice, graph: Any, removed: bool) -> PlanChoice:
+    sizes = {value.id: value.bytes for value in graph.values if value.id}
+    kept = [
+        _kept(graph.labels[id_], decision, sizes[id_])
+        for decision, ids in (("save", choice.saved), ("offload", choice.offloaded))
+        for id_ in ids
+        if not removed
+    ]
+    kept.sort(key=lambda one: (-one.bytes, one.id))
+    return PlanChoice(
+        name=name,
+        removed=removed,
+        kept=tuple(kept),
+        bytes=choice.bytes,
+        host_bytes=choice.host_bytes,
+        recompute_flops=int(choice.recompute_flops),
+        recompute_s=choice.recompute_s,
+    )
+
+
+def _kept(label: Label, decision: str, n_bytes: int) -> Kept:
+    return Kept(
+        id=label.id,
+        decision=decision,
+        bytes=n_bytes,
+        module_path=label.module_path,
+        primitive=label.primitive,
+        checkpoint_name=label.checkpoint_name,
+        shape=tuple(label.shape),
+        dtype=str(label.dtype),
+        source=label.source,
+    )
+
+
+def _record(region: Region, choice: str | None, note: str) -> RegionRecord:
+    return RegionRecord(
+        path=region.path,
+        fingerprint=region.fingerprint,
+        times=region.times,
+        context=region.context,
+        choice=choice,
+        note=note,
+    )
+
+
+def _programs(regions: Sequence[Region]) -> tuple[ProgramRecord, ...]:
+    distinct = {region.fingerprint: region for region in regions if region.depth == 0}
+    return tuple(map(ProgramRecord.of, distinct.values()))
+
+
+def _named(loop: ClosedLoop) -> tuple[NamedFigures, ...]:
+    samples = [measured.sample for measured in loop.meter.measured]
+    figures = [
+        NamedFigures(
+            policies=named.names,
+            predicted_peak_bytes=round(predict_peak(samples, named.allotment.bytes)),
+            host_bytes=named.allotment.host_bytes,
+            recompute_flops=int(_total(loop.kinds, named.allotment, "recompute_flops")),
+            recompute_s=named.allotment.price,
+        )
+        for named in loop.named()
+    ]
+    return tuple(sorted(figures, key=lambda f: (f.recompute_s, f.predicted_peak_bytes)))
+
+
+def _total(kinds: Sequence[Kind], allotment: Any, field: str) -> float:
+    return sum(
+        kind.times * share.n_copies * getattr(share.choice, field)
+        for kind, shares in zip(kinds, allotment.shares, strict=True)
+        for share in shares
+    )
+
+
+def _trial(loop: ClosedLoop, measured: Measured) -> Trial:
+    return Trial(
+        label=measured.candidate.label,
+        kept_bytes=measured.candidate.allotment.bytes,
+        predicted_peak_bytes=measured.predicted_peak_bytes,
+        peak_bytes=measured.peak_bytes,
+        fits=loop.fits(measured),
+    )
+
+
+def _notes(regions: Sequence[Region], left: Mapping[int, str]) -> list[str]:
+    paths = {region.index: region.path for region in regions}
+    reasons: dict[str, list[str]] = {}
+    for index, reason in left.items():
+        reasons.setdefault(reason, []).append(paths[index])
+    return [
+        f"{', '.join(dict.fromkeys(where))}: left with its own policy, since {reason}"
+        for reason, where in reasons.items()
+    ]
+
+
+def _error(measured: Measured) -> float:
+    assert measured.predicted_peak_bytes is not None
+    return measured.predicted_peak_bytes / measured.peak_bytes - 1
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value

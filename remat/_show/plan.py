@@ -1,0 +1,209 @@
+"""A plan as terminal tables and as HTML."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from remat._plan._plan_file import Kept, Plan, PlanChoice
+from remat._sizes import format_bytes, format_count, format_seconds
+
+MAX_VALUES = 24
+"""Values of a choice that a table lists; a sum stands for the rest."""
+MAX_NAMED = 8
+"""Named policies listed on either side of the plan."""
+
+
+def plan_tables(plan: Plan) -> RenderableType:
+    """The plan for a rich console."""
+    parts: list[RenderableType] = [Text(_title(plan), style="bold")]
+    parts += [_choice_table(plan, choice) for choice in plan.choices]
+    parts += [_named_table(plan), Text("\n".join(summary(plan)))]
+    return Group(*parts)
+
+
+def plan_text(plan: Plan, width: int = 120) -> str:
+    """The tables as plain text."""
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(plan_tables(plan))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def plan_html(plan: Plan) -> str:
+    """The plan as HTML that a notebook shows."""
+    parts = [f"<p><b>{html.escape(_title(plan))}</b></p>"]
+    for choice in plan.choices:
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in cells) + "</tr>"
+            for cells in map(_cells, choice.kept)
+        )
+        head = "".join(f"<th>{column}</th>" for column in COLUMNS)
+        caption = html.escape(_choice_title(plan, choice))
+        parts.append(
+            f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead>"
+            f"<tbody>{rows}</tbody></table>"
+        )
+    lines = "<br>".join(map(html.escape, summary(plan)))
+    return "".join(parts) + f"<p><small>{lines}</small></p>"
+
+
+def summary(plan: Plan) -> list[str]:
+    """The figures, a line each."""
+    share = plan.recompute_flops / plan.forward_flops if plan.forward_flops else 0.0
+    used = plan.peak_bytes / plan.budget_bytes
+    lines = [
+        f"peak {format_bytes(plan.peak_bytes)} compiled "
+        f"({format_bytes(plan.predicted_peak_bytes)} predicted), {100 * used:.1f} % of "
+        f"the budget of {format_bytes(plan.budget_bytes)}",
+        f"recomputes {100 * share:.1f} % of the forward pass "
+        f"({format_count(plan.recompute_flops)}FLOP)"
+        + _step(plan)
+        + (f", host {format_bytes(plan.host_bytes)}" if plan.host_bytes else ""),
+        f"{plan.n_compiles} compiles" + _prediction(plan) + _missed(plan),
+    ]
+    if plan.limited_peak_bytes is not None:
+        peak = format_bytes(plan.limited_peak_bytes)
+        lines.append(f"peak {peak} where the compiler is limited to the budget")
+    if plan.origin == "none":
+        lines.append("everything fits: the regions are removed")
+    elif plan.origin != "solved":
+        lines.append(f"the choice is that of {plan.origin}")
+    if plan.target.startswith("cpu"):
+        lines.append("compiled for the CPU; a TPU or GPU may rank choices otherwise")
+    return [*lines, *plan.notes]
+
+
+COLUMNS = ("value", "decision", "size a run", "shape", "line")
+
+
+def _title(plan: Plan) -> str:
+    return f"plan for {plan.model} on {plan.target}"
+
+
+def _choice_title(plan: Plan, choice: PlanChoice) -> str:
+    regions = [region for region in plan.regions if region.choice == choice.name]
+    runs = sum(region.times for region in regions)
+    where = _listed(dict.fromkeys(region.path for region in regions))
+    time = format_seconds(choice.recompute_s)
+    host = f" + {format_bytes(choice.host_bytes)} on the host"
+    return (
+        f"{choice.name}: {where} ({runs} runs); each keeps {format_bytes(choice.bytes)}"
+        + (host if choice.host_bytes else "")
+        + f", recomputes {format_count(choice.recompute_flops)}FLOP in {time}"
+    )
+
+
+def _choice_table(plan: Plan, choice: PlanChoice) -> Table:
+    table = Table(
+        title=_choice_title(plan, choice),
+        title_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1),
+    )
+    for i, column in enumerate(COLUMNS):
+        table.add_column(column, justify="right" if i == 2 else "left", no_wrap=i < 3)
+    for kept in choice.kept[:MAX_VALUES]:
+        table.add_row(*_cells(kept))
+    rest = choice.kept[MAX_VALUES:]
+    if rest:
+        size = format_bytes(sum(kept.bytes for kept in rest))
+        table.add_row(f"and {len(rest)} more", "", size, "", "")
+    last = "everything, nothing is recomputed" if choice.removed else "everything else"
+    table.add_row(last, "save" if choice.removed else "recompute", "", "", "")
+    return table
+
+
+def _cells(kept: Kept) -> tuple[str, ...]:
+    name = kept.checkpoint_name or kept.id
+    shape = f"{kept.dtype}[{','.join(map(str, kept.shape))}]"
+    return name, kept.decision, format_bytes(kept.bytes), shape, kept.source or ""
+
+
+def _named_table(plan: Plan) -> Table:
+    table = Table(
+        title="beside the named policies, by the model",
+        title_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1),
+    )
+    table.add_column("policy")
+    for column in ("peak", "host", "recompute", "its time"):
+        table.add_column(column, justify="right", no_wrap=True)
+    ours = sum(_recompute_s(plan, region.choice) for region in plan.regions)
+    rows = [
+        (
+            ours,
+            _listed_policies(["this plan"]),
+            format_bytes(plan.peak_bytes),
+            format_bytes(plan.host_bytes) if plan.host_bytes else "–",
+            _share(plan, plan.recompute_flops),
+        )
+    ]
+    for named in plan.named:
+        rows.append(
+            (
+                named.recompute_s,
+                _listed_policies(named.policies),
+                "~ " + format_bytes(named.predicted_peak_bytes),
+                format_bytes(named.host_bytes) if named.host_bytes else "–",
+                _share(plan, named.recompute_flops),
+            )
+        )
+    rows.sort(key=lambda row: row[0])
+    for seconds, policy, *cells in rows:
+        style = "bold green" if policy == "this plan" else None
+        table.add_row(policy, *cells, format_seconds(seconds), style=style)
+    return table
+
+
+def _recompute_s(plan: Plan, choice: str | None) -> float:
+    runs = {r.choice: 0 for r in plan.regions}
+    for region in plan.regions:
+        runs[region.choice] += region.times
+    n_regions = sum(region.choice == choice for region in plan.regions)
+    found = next((c for c in plan.choices if c.name == choice), None)
+    return 0.0 if found is None else found.recompute_s * runs[choice] / n_regions
+
+
+def _share(plan: Plan, flops: float) -> str:
+    if not plan.forward_flops:
+        return format_count(flops)
+    return f"{100 * flops / plan.forward_flops:.1f} % fwd"
+
+
+def _listed_policies(names: Iterable[str]) -> str:
+    return _listed(sorted(names, key=lambda name: ("_" in name, len(name))), most=2)
+
+
+def _listed(names: Iterable[str], most: int = 3) -> str:
+    names = list(names)
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def _step(plan: Plan) -> str:
+    if plan.estimated_step_s is None:
+        return ""
+    return f", step {format_seconds(plan.estimated_step_s)} (estimate)"
+
+
+def _prediction(plan: Plan) -> str:
+    if plan.first_prediction_error is None:
+        return ""
+    error = 100 * plan.first_prediction_error
+    return f", first prediction {error:+.1f} % off"
+
+
+def _missed(plan: Plan) -> str:
+    """The least step that was seen not to fit."""
+    over = [trial for trial in plan.trials if not trial.fits]
+    if not over:
+        return ""
+    least = min(over, key=lambda trial: trial.peak_bytes)
+    return f"; the least that did not fit takes {format_bytes(least.peak_bytes)}"
