@@ -2,7 +2,8 @@
 
 One entry is one zip file, written to a temporary name and renamed, so that a reader
 never sees half of it and two processes may write the same one. An entry that cannot be
-read is as good as none. `REMAT_CACHE=0` turns the cache off; `REMAT_CACHE_DIR` moves it.
+read is as good as none. `REMAT_CACHE=0` turns the cache off, and `REMAT_CACHE_DIR`
+moves it.
 """
 
 from __future__ import annotations

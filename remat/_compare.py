@@ -19,8 +19,14 @@ from typing import Any
 from remat import policies as catalogue
 from remat._comparison import Comparison, Failure, Row, advise, best_row, versions
 from remat._compile import CompileError
-from remat._measure import Prepared, Setup, compiled_report, first_line, forward_flops
-from remat._measure import prepare
+from remat._measure import (
+    Prepared,
+    Setup,
+    compiled_report,
+    first_line,
+    forward_flops,
+    prepare,
+)
 from remat._regions import NoNamesFound, with_policy
 from remat._report import MemoryReport
 from remat._sizes import format_bytes, parse_bytes

@@ -155,7 +155,9 @@ def fit(
     rows, skipped = [], []
     for policy in policies:
         try:
-            n = _largest(partial(peak, policy), max(start // multiple_of, 1), limit, device)
+            n = _largest(
+                partial(peak, policy), max(start // multiple_of, 1), limit, device
+            )
         except NoNamesFound as error:
             skipped.append(Failure(policy=str(policy), reason=first_line(error)))
             continue
@@ -204,9 +206,7 @@ class _SetupOptions:
         )
 
 
-def _largest(
-    peak: Callable[..., int], start: int, limit: int, device: Target
-) -> int:
+def _largest(peak: Callable[..., int], start: int, limit: int, device: Target) -> int:
     """The largest n whose full compile is within the limit; 0 if n = 1 is not."""
     if device.kind != "tpu":
         return largest_within(lambda n: peak(n, probe=False), limit, start)
@@ -257,5 +257,9 @@ def _next(known: Mapping[int, int], limit: int, low: int, high: int) -> int:
         nearest = sorted(known, key=lambda n: abs(known[n] - limit))[:2]
         a, b = (nearest[0], 0) if len(nearest) < 2 else nearest
         rise = known[a] - (known[b] if b else 0)
-        guess = a + int((limit - known[a]) * (a - b) // rise) if rise * (a - b) > 0 else 2 * a
+        guess = (
+            a + int((limit - known[a]) * (a - b) // rise)
+            if rise * (a - b) > 0
+            else 2 * a
+        )
     return max(low + 1, min(guess, high - 1))

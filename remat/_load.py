@@ -32,7 +32,9 @@ class Loaded:
     """Facts to record: parameters, batch, sequence length."""
 
 
-def load_model(name: str, *, batch: int | None = None, seq: int | None = None) -> Loaded:
+def load_model(
+    name: str, *, batch: int | None = None, seq: int | None = None
+) -> Loaded:
     """Loads MODEL: a preset's name, or `package.module:function`.
 
     Args:

@@ -29,9 +29,7 @@ def test_a_line_is_searched_exactly_and_in_few_steps(base, slope, start, limit):
 def test_any_growing_size_is_searched_exactly(steps, limit):
     sizes = [sum(steps[: n + 1]) for n in range(len(steps))]
     expected = sum(size <= limit for size in sizes)
-    found = largest_within(
-        lambda n: sizes[n - 1], limit, start=1, upper=len(sizes) + 1
-    )
+    found = largest_within(lambda n: sizes[n - 1], limit, start=1, upper=len(sizes) + 1)
     assert found == expected
 
 
@@ -39,4 +37,4 @@ def test_start_must_be_positive():
     import remat
 
     with pytest.raises(ValueError, match="at least 1"):
-        remat.fit(lambda n: None, start=0)
+        remat.fit(lambda n: (abs, (n,)), start=0)

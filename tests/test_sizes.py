@@ -29,7 +29,9 @@ def test_reads_sizes(text, n_bytes):
     assert parse_bytes(text) == n_bytes
 
 
-@pytest.mark.parametrize("text", ["twelve", "", "-1GiB", "0", "12Gib2", True, "1e3", "GiB"])
+@pytest.mark.parametrize(
+    "text", ["twelve", "", "-1GiB", "0", "12Gib2", True, "1e3", "GiB"]
+)
 def test_refuses_what_is_no_size(text):
     with pytest.raises(SizeError, match="GiB"):
         parse_bytes(text)

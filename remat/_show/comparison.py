@@ -38,9 +38,7 @@ def comparison_table(comparison: Comparison, width: int = 140) -> RenderableType
         title=_title(comparison), title_justify="left", box=box.SIMPLE, padding=(0, 1)
     )
     for i in shown:
-        table.add_column(
-            COLUMNS[i], justify="left" if i < 2 else "right", no_wrap=True
-        )
+        table.add_column(COLUMNS[i], justify="left" if i < 2 else "right", no_wrap=True)
     none = _baseline(comparison)
     for row in comparison.rows:
         texts = cells(row, none, comparison.best)

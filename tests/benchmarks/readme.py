@@ -1,6 +1,6 @@
-"""Remake what the README shows from what the library says: `python -m tests.benchmarks.readme`.
+"""Remake what the README shows from what the library says.
 
-Takes the table of `remat compare gpt2 --target v5e`, the output of the example and the
+Run as `python -m tests.benchmarks.readme`. Takes the table of `remat compare gpt2 --target v5e`, the output of the example and the
 table of policies, and writes the picture. Minutes on two cores.
 """
 
@@ -64,9 +64,9 @@ def policy_table() -> str:
 def picture(found: remat.Comparison) -> str:
     """Peak memory against step time as an SVG of its own, in light and dark."""
     rows = [row for row in found.rows if row.estimated_step_s]
-    base = next(row.estimated_step_s for row in rows if row.policy == "none")
+    times = {row.policy: row.estimated_step_s or 0.0 for row in rows}
     points = [
-        (row.peak_bytes / 2**30, min(row.estimated_step_s / base, 1.8), row)
+        (row.peak_bytes / 2**30, min(times[row.policy] / times["none"], 1.8), row)
         for row in rows
     ]
     most = max(*(x for x, _, _ in points), found.budget_bytes / 2**30) * 1.05
