@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from remat import _jax_compat as compat
-from remat._flatten import Recording, record
+from remat._flatten import Recording, is_traceable, record
 
 _TAG = "remat"
 _PASS_IT = (
@@ -49,8 +49,11 @@ def recorded(
     if nnx is None:
         yield record(fn, args, kwargs)
         return
-    record_call = functools.partial(_record_checked, nnx, fn)
-    if not _holds_node(nnx, (args, kwargs)):
+    is_node = functools.partial(_is_node, nnx)
+    leaves = jax.tree.leaves((args, kwargs), is_leaf=is_node)
+    others = [leaf for leaf in leaves if not is_node(leaf) and not is_traceable(leaf)]
+    record_call = functools.partial(_record_checked, nnx, (fn, *others))
+    if not any(map(is_node, leaves)):
         yield record_call(fn, args, kwargs)
         return
     with nnx.update_context(_TAG):
@@ -72,12 +75,12 @@ def recorded(
 
 def _record_checked(
     nnx: Any,
-    fn: Callable[..., Any],
+    objects: Sequence[Any],
     pure_fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Recording:
-    """`record(pure_fn, ...)`, refusing modules that `fn` captures and uses."""
+    """`record(pure_fn, ...)`, refusing modules that are used by way of `objects`."""
     try:
         recording = record(pure_fn, args, kwargs)
     except _trace_context_error() as error:
@@ -85,8 +88,9 @@ def _record_checked(
             f"The function changes an NNX module that it captures. {_PASS_IT}"
         ) from error
     used = {id(const) for const in _constants(recording.closed)}
-    for module in _captured(fn, functools.partial(_is_node, nnx)):
-        if any(id(leaf) in used for leaf in jax.tree.leaves(nnx.state(module))):
+    for module in _captured(objects, functools.partial(_is_node, nnx)) if used else ():
+        state = module if isinstance(module, nnx.Variable) else nnx.state(module)
+        if any(id(leaf) in used for leaf in jax.tree.leaves(state)):
             raise CapturedModuleError(
                 f"The function captures an NNX module ({type(module).__name__}) and "
                 f"reads it. {_PASS_IT}"
@@ -103,11 +107,6 @@ def _is_node(nnx: Any, value: Any) -> bool:
     return nnx.graph.is_graph_node(value) and not nnx.variablelib.is_array_ref(value)
 
 
-def _holds_node(nnx: Any, tree: Any) -> bool:
-    is_node = functools.partial(_is_node, nnx)
-    return any(map(is_node, jax.tree.leaves(tree, is_leaf=is_node)))
-
-
 def _only_nodes(nnx: Any, tree: Any) -> Any:
     is_node = functools.partial(_is_node, nnx)
     return jax.tree.map(lambda x: x if is_node(x) else None, tree, is_leaf=is_node)
@@ -122,14 +121,14 @@ def _constants(jaxpr: compat.AnyJaxpr) -> Iterator[Any]:
             yield from _constants(sub)
 
 
-def _captured(fn: Any, is_node: Callable[[Any], bool]) -> Iterator[Any]:
-    """The modules that a function reaches without being passed them.
+def _captured(objects: Sequence[Any], is_node: Callable[[Any], bool]) -> Iterator[Any]:
+    """The modules that functions and other objects reach.
 
-    Looks at closures, bound methods, partial arguments and globals, through the
-    functions that were defined in the same module.
+    Looks at closures, defaults, bound methods, partial arguments, attributes of
+    objects, and globals, through the functions that were defined in the same module.
     """
     seen: set[int] = set()
-    pending = [fn]
+    pending = list(objects)
     while pending:
         value = pending.pop()
         if id(value) in seen:
@@ -139,18 +138,21 @@ def _captured(fn: Any, is_node: Callable[[Any], bool]) -> Iterator[Any]:
             yield value
         elif isinstance(value, types.FunctionType):
             pending.extend(_reached(value))
-            pending.append(getattr(value, "__wrapped__", None))
         elif isinstance(value, types.MethodType):
             pending.extend((value.__self__, value.__func__))
         elif isinstance(value, functools.partial):
             pending.extend((value.func, *value.args, *value.keywords.values()))
         elif isinstance(value, list | tuple | dict):
-            pending.extend(value.values() if isinstance(value, dict) else value)
-        elif callable(value):  # a jitted function, say
+            pending.extend(jax.tree.leaves(value, is_leaf=is_node))
+        elif not isinstance(value, types.ModuleType):
             pending.append(getattr(value, "__wrapped__", None))
+            pending.extend(filter(is_node, getattr(value, "__dict__", {}).values()))
 
 
 def _reached(fn: types.FunctionType) -> Iterator[Any]:
+    yield getattr(fn, "__wrapped__", None)
+    yield from fn.__defaults__ or ()
+    yield from (fn.__kwdefaults__ or {}).values()
     for cell in fn.__closure__ or ():
         with contextlib.suppress(ValueError):  # a name that is not bound yet
             yield cell.cell_contents

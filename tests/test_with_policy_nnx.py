@@ -164,10 +164,43 @@ def test_captured_module_that_would_change_is_refused():
 
 
 def test_captured_module_that_is_read_is_refused():
-    _, fn = frozen_net()
-    for captures in (fn, jax.jit(fn), lambda x: fn(x)):
+    net, fn = frozen_net()
+
+    class Trainer:
+        def __init__(self):
+            self.net = net
+
+        def loss(self, x):
+            return apply(x, net=self.net)
+
+    def apply(x, *, net=net):
+        return jax.checkpoint(lambda x: jnp.sin(net(x)).sum())(x)
+
+    for captures in (fn, jax.jit(fn), lambda x: fn(x), apply, Trainer().loss):
         with pytest.raises(CapturedModuleError, match=r"Linear.*Pass it"):
             remat.with_policy(captures, "none")(X)
+
+
+def test_module_inside_an_opaque_argument_is_refused():
+    class Holder:
+        def __init__(self):
+            self.net = frozen_net()[0]
+
+    def fn(holder, x):
+        return jax.checkpoint(lambda x: jnp.sin(holder.net(x)).sum())(x)
+
+    with pytest.raises(CapturedModuleError, match="Linear"):
+        remat.with_policy(fn, "none")(Holder(), X)
+
+
+def test_captured_variable_is_refused():
+    scale = nnx.Param(jnp.ones(D))
+
+    def fn(x):
+        return jax.checkpoint(lambda x: jnp.sin(x * scale).sum())(x)
+
+    with pytest.raises(CapturedModuleError, match="Param"):
+        remat.with_policy(fn, "none")(X)
 
 
 GLOBAL_NET = nnx.Linear(D, D, rngs=nnx.Rngs(0))
