@@ -541,3 +541,45 @@ def test_barrier_stays_in_a_straight_line():
     variables = jax.eval_shape(model.init, RNGS, X)
     regions = remat.find_regions(functools.partial(step, model), variables)
     assert [region.prevent_cse for region in regions] == [True, True]
+
+
+class Wide(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return x + nn.Dense(8)(jnp.sin(nn.Dense(64)(x))), None
+
+
+class WideStack(nn.Module):
+    """Eight layers, in a Python loop or a scan."""
+
+    layer: Any
+    unroll: int | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        if self.unroll is not None:
+            stack = nn.scan(
+                self.layer,
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                length=8,
+                unroll=self.unroll,
+            )
+            return stack()(x, None)[0]
+        for _ in range(8):
+            x, _ = self.layer()(x, None)
+        return x
+
+
+@pytest.mark.parametrize("unroll", [None, 1, 8])
+def test_compiled_program_is_that_of_the_right_choice_by_hand(unroll):
+    def temp_bytes(layer):
+        model: Any = WideStack(layer, unroll)
+        x = jax.ShapeDtypeStruct((2048, 8), jnp.float32)
+        variables = jax.eval_shape(model.init, RNGS, x)
+        grad = jax.grad(lambda v, x: (model.apply(v, x) ** 2).mean())
+        compiled: Any = jax.jit(grad).lower(variables, x).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    by_hand = nn.remat(Wide, prevent_cse=unroll != 1)
+    assert temp_bytes(remat.remat(Wide)) == temp_bytes(by_hand)

@@ -1,5 +1,6 @@
 """`remat.remat` on NNX classes, instances, methods and functions of modules."""
 
+import copy
 import functools
 
 import chex
@@ -228,3 +229,66 @@ def test_barrier_in_a_scan_follows_whether_it_stays_a_loop(unroll):
     (region,) = remat.find_regions(forward, make(nnx.Rngs(0)), X)
     assert region.times == 4
     assert region.prevent_cse is (unroll != 1)
+
+
+class Plain(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(8, 8, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.dropout(jnp.sin(self.linear(x)))
+
+
+class NoPytree(nnx.Module, pytree=False):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(8, 8, rngs=rngs)
+        self.sizes = [1, 2]
+
+    def __call__(self, x):
+        return x + jnp.sin(self.linear(x))
+
+
+class Above(remat.remat(Plain)):
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+def wrapped_instance():
+    return remat.remat(Plain(nnx.Rngs(0)))
+
+
+USES = {
+    "sequential": (lambda: nnx.Sequential(wrapped_instance(), wrapped_instance()), 2),
+    "split and merge": (lambda: nnx.merge(*nnx.split(wrapped_instance())), 1),
+    "clone": (lambda: nnx.clone(wrapped_instance()), 1),
+    "deepcopy": (lambda: copy.deepcopy(wrapped_instance()), 1),
+    "super": (lambda: Above(nnx.Rngs(0)), 1),
+    "no pytree": (lambda: remat.remat(NoPytree)(nnx.Rngs(0)), 1),
+    "no pytree instance": (lambda: remat.remat(NoPytree(nnx.Rngs(0))), 1),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_in_nnx_own_ways_of_composing(use):
+    make, n_regions = USES[use]
+    assert len(remat.find_regions(lambda model: model(X), make())) == n_regions
+
+
+def test_train_and_eval_reach_the_instance():
+    model = wrapped_instance()
+    model.eval()
+    chex.assert_trees_all_equal(model(X), model(X))
+    model.train()
+    assert (model(X) != model(X)).any()
+
+
+def test_attributes_set_in_a_call_stay():
+    class Remembers(nnx.Module):
+        def __call__(self, x):
+            self.last = nnx.Variable(2 * x)
+            return x
+
+    model = remat.remat(Remembers)()
+    model(X)
+    chex.assert_trees_all_equal(model.last[...], 2 * X)
