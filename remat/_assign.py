@@ -76,10 +76,11 @@ class Assignment:
         for policy in dict.fromkeys(policy for _, policy in self.rules):
             _check_names(policy, [r for r in reachable if self._rule(r) == policy])
         layers = _layers(reachable)
-        return [
+        chosen = [
             _for_layer(self._rule(region), region, layers.get(region.index))
             for region in regions
         ]
+        return _bound_once(regions, chosen)
 
     def _rule(self, region: Region) -> Policy | None:
         for pattern, policy in self.rules:
@@ -104,6 +105,23 @@ def check_some_reachable(regions: Sequence[Region]) -> None:
             "the loss to with_policy before jax.grad; inside a custom_vjp, set the "
             "policy where the region is made."
         )
+
+
+def _bound_once(
+    regions: Sequence[Region], chosen: Sequence[Policy | None]
+) -> list[Policy | None]:
+    """Leave regions alone that a policy would mark inside another region.
+
+    The outermost region's policy counts, and it would see the inner one's marks.
+    """
+    kept: list[bool] = []  # of the regions around, which stay regions
+    result = []
+    for region, policy in zip(regions, chosen, strict=True):
+        del kept[region.depth :]
+        marks = policy is not None and policy.needs_binding
+        result.append(None if marks and any(kept) else policy)
+        kept.append(policy is None or not removes(policy))
+    return result
 
 
 # --- layers

@@ -15,6 +15,7 @@ from remat._assign import MissingNamesWarning as MissingNamesWarning
 from remat._assign import NoNamesFound as NoNamesFound
 from remat._assign import RegionError as RegionError
 from remat._custom_rules import hidden_sites
+from remat._naming import bind
 from remat._nnx import recorded
 from remat._region import Region as Region
 from remat._region import is_region as is_region
@@ -123,19 +124,28 @@ def with_policy(
     """
     assignment = Assignment.of(policy)
 
-    def decide(
-        regions: Sequence[Region], program: compat.AnyJaxpr
-    ) -> list[Policy | None]:
-        return assignment.policies_of(regions or _hidden(program))
+    def decide(regions: Sequence[Region], program: compat.AnyJaxpr) -> list[_Decision]:
+        chosen = assignment.policies_of(regions or _hidden(program))
+        return [_decision(*pair) for pair in zip(regions, chosen, strict=True)]
 
     return rewrite_equations(
         fn, select=is_region, decide=decide, edit=_set_policy, make_site=Region
     )
 
 
+_Decision = tuple[Policy | None, str | None]
+"""The policy of a region, and its path where the policy reads it."""
+
+
+def _decision(region: Region, policy: Policy | None) -> _Decision:
+    reads_path = policy is not None and "region_path" in policy.needs
+    return policy, region.path if reads_path else None
+
+
 def _set_policy(
-    region: Region, eqn: jec.JaxprEqn, policy: Policy | None
+    region: Region, eqn: jec.JaxprEqn, decision: _Decision
 ) -> jec.JaxprEqn | None:
+    policy, region_path = decision
     if policy is None:
         return eqn
     if removes(policy):
@@ -149,9 +159,7 @@ def _set_policy(
             "rule runs instead. Give that region a policy that JAX can apply by "
             "itself, such as 'save_dots'."
         )
-    from remat._naming import bind
-
-    jaxpr, bound = bind(policy, eqn.params["jaxpr"], region_path=region.path)
+    jaxpr, bound = bind(policy, eqn.params["jaxpr"], region_path=region_path)
     return eqn.replace(params={**eqn.params, "jaxpr": jaxpr, "policy": bound})
 
 

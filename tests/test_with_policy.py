@@ -1,6 +1,7 @@
 """`with_policy`: another policy from outside, the same values and gradients."""
 
 import functools
+import re
 import subprocess
 import sys
 import warnings
@@ -227,6 +228,33 @@ def test_policy_that_jax_alone_cannot_apply():
         remat.with_policy(loss, policies.save(policies.larger_than(10**9))), *args
     )
     assert plain.emitted_names == ("mid",)  # nothing is that large: nothing is kept
+
+
+def test_nested_regions_are_marked_once():
+    loss, args = nested()
+    changed = remat.with_policy(loss, policies.save(policies.larger_than(1)))
+    expected = jax.value_and_grad(loss)(*args)
+    chex.assert_trees_all_equal(jax.value_and_grad(changed)(*args), expected)
+    outer, *inner = remat.find_regions(changed, *args)
+    assert [region.policy for region in inner] == [None, None]
+    marks = re.findall(r"name=(remat\.save:\S+)\]", str(outer.jaxpr))
+    assert len(marks) == len(set(marks)) > 0
+
+
+def test_policy_that_reads_the_path_of_a_shared_jaxpr():
+    inner = jax.jit(layer)
+
+    def loss(w, x):
+        for name in ("first", "second"):
+            with jax.named_scope(name):
+                x = inner(w, x)
+        return x.sum()
+
+    by_path = policies.as_policy({"first/*": "save_dots", "*": "nothing"})
+    changed = remat.with_policy(loss, by_path | policies.save(policies.dtype("int32")))
+    first, second = remat.find_regions(changed, WS[0], X)
+    assert "remat.save:dot_general" in first.emitted_names
+    assert second.emitted_names == ("mid",)
 
 
 def test_policy_that_jax_alone_cannot_apply_is_refused_in_a_rule():
