@@ -44,7 +44,12 @@ class Checkpoints:
         error: BaseException | None,
         trace: types.TracebackType | None,
     ) -> None:
-        self._manager.close()
+        try:
+            self._guard(self._manager.close, self._manager.latest_step())
+        except TrainError:
+            # Closing repeats a failed write's error: the first one says more.
+            if error is None:
+                raise
 
     def save(self, step: int, state: State) -> None:
         """Starts writing a state; training goes on meanwhile.

@@ -208,6 +208,7 @@ def test_what_a_kill_leaves_behind_is_cleaned(tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk_loses_nothing(tmp_path, uninterrupted):
+    models.train("gpt2-tiny", out=tmp_path, **{**RUN, "steps": 2})
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill_the_disk(metrics):
