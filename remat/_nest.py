@@ -4,9 +4,8 @@ The body comes flat, as a jaxpr: constants, carry and one slice of each `xs` in,
 and one slice of each `ys` out. What this does differently from writing two scans by
 hand is the `xs`. Cut by reshape and slice, they would be copied: once where the
 segments do not divide them, and a segment at a time in any case, in both directions.
-Here every step reads its slice from the whole array by index, and the cotangents of
-the slices are gathered in place, in one array that the backward loops carry (see
-`_read`). So the only memory that grows with the number of steps is the carries'.
+Here every step reads its slice from the whole array (see `_slices`), so the only
+memory that grows with the number of steps is the carries'.
 """
 
 import dataclasses
@@ -18,11 +17,11 @@ import jax.extend.core as jec
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.custom_derivatives import SymbolicZero
 
 from remat import _jax_compat as compat
 from remat._boundary import CARRY_NAME, Boundary
 from remat._segments import Cut, Lengths, cut, inner
+from remat._slices import Slice, constants, evaluate_reading, pass_on, shadows
 
 Policy = Callable[..., Any]
 Arrays = tuple[Any, ...]
@@ -61,7 +60,7 @@ class ScanBody:
 
     def step(self, consts: Arrays, carry: Arrays, x: Arrays) -> tuple[Arrays, Arrays]:
         """Run the body once: the new carry, and a slice of each `ys`."""
-        out = compat.evaluate(self.closed, [*consts, *carry, *x])
+        out = evaluate_reading(self.closed, [*consts, *carry, *x])
         return tuple(out[: self.n_carry]), tuple(out[self.n_carry :])
 
 
@@ -92,9 +91,8 @@ def segmented(body: ScanBody, nest: Nest) -> Callable[..., list[Any]]:
 
     def segmented_scan(*operands: Any) -> list[Any]:
         consts, carry, xs = body.split(operands)
-        constants = tuple(_constant(x) if _has_tangent(x) else x for x in xs)
-        runner = _Runner(body, nest, consts, constants)
-        (carry, _), ys = runner.run((carry, _shadows(xs)), 0, body.length, nest.lengths)
+        runner = _Runner(body, nest, consts, constants(xs))
+        (carry, _), ys = runner.run((carry, shadows(xs)), 0, body.length, nest.lengths)
         return [*carry, *ys]
 
     return segmented_scan
@@ -175,13 +173,10 @@ class _Runner:
         """One step, which reads its xs by index; a region where the nest says so."""
 
         def run_step(state: Any, i: Any) -> tuple[Any, Any]:
-            carry, shadows = state
-            x = tuple(
-                _slice(array, i) if shadow is None else _read(array, shadow, i)
-                for array, shadow in zip(self.xs, shadows, strict=True)
-            )
+            carry, passing = state
+            x = tuple(Slice(*parts, i) for parts in zip(self.xs, passing, strict=True))
             carry, y = self.body.step(self.consts, carry, x)
-            return (carry, tuple(map(_carry_on, shadows))), y
+            return (carry, tuple(map(pass_on, passing))), y
 
         if not self.nest.is_region:
             return run_step
@@ -195,80 +190,3 @@ def _named(leaf: Any) -> Any:
     if jnp.ndim(leaf) == 0 or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         return leaf
     return checkpoint_name(leaf, CARRY_NAME)
-
-
-# --- reading xs by index, with cotangents gathered in place
-#
-# The transpose of reading slice i of a constant adds a slice into the constant's
-# cotangent. Were the xs constants of the loops, each inner loop would start that
-# cotangent at zero, as large as all of the xs, and the loop around it would add the
-# two. So each step reads the value from the constant, and the tangent from a
-# *shadow*: the same array, passed along as part of the carry. Its cotangent is then
-# part of the carry of the backward loops, and XLA adds slices to it in place. Nothing
-# reads the shadow's value, so it is never kept and never copied.
-#
-# The rules below answer one differentiation so; what they return are plain reads of
-# the constant, which a second differentiation treats as JAX does.
-
-
-def _shadows(xs: Arrays) -> Arrays:
-    """What the tangents of xs are read from; None for those that have none."""
-    return tuple(x if _has_tangent(x) else None for x in xs)
-
-
-def _has_tangent(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.inexact)
-
-
-def _slice(array: Any, i: Any) -> Any:
-    return lax.dynamic_index_in_dim(array, i, keepdims=False)
-
-
-@jax.custom_jvp
-def _constant(array: Any) -> Any:
-    """The array, without its first tangent."""
-    return array
-
-
-def _constant_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    del tangents
-    return primals[0], SymbolicZero.from_primal_value(primals[0])
-
-
-_constant.defjvp(_constant_jvp, symbolic_zeros=True)
-
-
-@jax.custom_jvp
-def _read(array: Any, shadow: Any, i: Any) -> Any:
-    """Slice `i` of `array`, whose first derivative is taken through `shadow`."""
-    del shadow
-    return _slice(array, i)
-
-
-def _read_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    array, _, i = primals
-    tangent = tangents[1]
-    if isinstance(tangent, SymbolicZero):
-        return _slice(array, i), tangent
-    return _slice(array, i), _slice(tangent, i)
-
-
-_read.defjvp(_read_jvp, symbolic_zeros=True)
-
-
-@jax.custom_jvp
-def _opaque(shadow: Any) -> Any:
-    """The identity, which `lax.scan` cannot see through.
-
-    Seeing an unchanged carry, it would make a constant of the shadow.
-    """
-    return shadow
-
-
-@_opaque.defjvp
-def _opaque_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    return _opaque(*primals), tangents[0]
-
-
-def _carry_on(shadow: Any) -> Any:
-    return None if shadow is None else _opaque(shadow)

@@ -21,13 +21,16 @@ class StepSizes:
     step: int
     """What a step keeps, as the body stands."""
     inner: int
-    """The part of `step` that was made inside the body."""
+    """The part of `step` that was made inside the body, without the position."""
 
     @property
     def costs(self) -> StepCosts:
         """In the unit of the arithmetic of segments; nothing there is free."""
         return StepCosts(carry=max(1.0, self.carry), step=max(1.0, self.step))
 
+
+_POSITION = 4
+"""Bytes of the number that says which slice of xs to read."""
 
 _UNKNOWN = StepSizes(carry=0, step=0, inner=0)
 """Sizes of a body that has no derivative."""
@@ -54,7 +57,7 @@ def step_sizes(body: ScanBody, avals: Sequence[Any], nest: Nest) -> StepSizes:
     return StepSizes(
         carry=sum(n for n, is_carry in by_segments if is_carry),
         step=sum(n for n, _ in by_loop),
-        inner=sum(n for n, is_carry in by_loop if not is_carry),
+        inner=sum(n for n, is_carry in by_loop if not (is_carry or n == _POSITION)),
     )
 
 
