@@ -21,6 +21,7 @@ from jax._src import config as _config  # remat3: 0.10.2 - 0.12.0.1
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
 from jax._src.ad_checkpoint import name_p as name_p  # exported by JAX after 0.10.2
+from jax._src.ad_checkpoint import remat_p as _remat_p  # 0.10.2 - 0.12.0.1
 
 # 0.12 keeps this name as another one for Jaxpr.
 from jax.extend.core import ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
@@ -172,7 +173,7 @@ def trace(fn: Callable[..., Any], *flat_args: Any) -> tuple[ClosedJaxpr, Any]:
     is_on = _config.remat3.value
     with remat3_off():
         try:
-            return jax.make_jaxpr(fn, return_shape=True)(*flat_args)
+            closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*flat_args)
         except TypeError as error:
             if is_on:
                 error.add_note(
@@ -180,6 +181,41 @@ def trace(fn: Callable[..., Any], *flat_args: Any) -> tuple[ClosedJaxpr, Any]:
                     "ignores static_argnames; use static_argnums."
                 )
             raise
+    if _READS_REMAT3_WHEN_WRAPPING:
+        closed = _with_ordinary_regions(closed, {})
+    return closed, shapes
+
+
+_READS_REMAT3_WHEN_WRAPPING = jax.__version_info__ < (0, 12)
+"""Whether a function keeps the kind of region it was wrapped with (seen on 0.10.2)."""
+
+
+def _with_ordinary_regions(jaxpr: AnyJaxpr, done: dict[int, AnyJaxpr]) -> AnyJaxpr:
+    """A jaxpr with ordinary regions in place of those of `jax_remat3`."""
+    if id(jaxpr) not in done:
+        opened = open_jaxpr(jaxpr)
+        eqns = [_with_ordinary_region(eqn, done) for eqn in opened.eqns]
+        same = all(new is old for new, old in zip(eqns, opened.eqns, strict=True))
+        new = opened if same else opened.replace(eqns=eqns)
+        done[id(jaxpr)] = with_open(jaxpr, new)
+    return done[id(jaxpr)]
+
+
+def _with_ordinary_region(eqn: jec.JaxprEqn, done: dict[int, AnyJaxpr]) -> jec.JaxprEqn:
+    primitive: Any = eqn.params.get("_prim")
+    if type(primitive).__name__ == "RematTraced":
+        body = _with_ordinary_regions(primitive.params["jaxpr"], done)
+        params = dict(
+            jaxpr=open_jaxpr(body),
+            policy=primitive.params["policy"],
+            prevent_cse=True,
+            differentiated=False,
+        )
+        return eqn.replace(primitive=_remat_p, params=params)
+    params = map_jaxprs(eqn.params, lambda sub: _with_ordinary_regions(sub, done))
+    if all(params[key] is eqn.params[key] for key in params):
+        return eqn
+    return eqn.replace(params=params)
 
 
 def evaluate(closed: ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:

@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat
 from remat import policies
-from tests.helpers import saved_residuals
+from tests.helpers import saved_residuals, stable_id
 from tests.region_programs import (
     PROGRAMS,
     WS,
@@ -61,7 +61,7 @@ def test_eager_gradients_are_bit_equal(program):
         "offload_dots",
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     ],
-    ids=str,
+    ids=stable_id,
 )
 @pytest.mark.parametrize(
     "program", [unrolled, scanned, nested], ids=lambda p: p.__name__
@@ -100,7 +100,7 @@ def test_bfloat16_gradients_agree():
         (policies.save_names("mid"), ["named 'mid'"] * 3),
         ({"block": policies.save_names("mid")}, ["named 'mid'"] * 3),
     ],
-    ids=str,
+    ids=stable_id,
 )
 def test_policy_decides_what_is_kept(policy, kept):
     loss, args = unrolled()
@@ -616,6 +616,24 @@ def test_under_remat3(program, remat3):
         changed = remat.with_policy(loss, policy)
         assert_within(jax.grad(changed)(*args), expected, 1e-5)
     assert {r.policy for r in remat.find_regions(changed, *args)} == {policy}
+
+
+def test_functions_wrapped_under_remat3(remat3):
+    wrapped = jax.checkpoint(block)
+    inner = jax.jit(lambda w, x: wrapped(w, x))
+
+    def loss(ws, x):
+        x = inner(ws[1], inner(ws[0], wrapped(ws[2], x)))
+        return jax.lax.scan(lambda h, w: (wrapped(w, h), None), x, ws)[0].sum()
+
+    expected = jax.grad(loss)(WS, X)
+    for policy in ("none", policies.save_names("mid")):
+        changed = remat.with_policy(loss, policy)
+        assert_within(jax.grad(changed)(WS, X), expected, 1e-5)
+    regions = remat.find_regions(changed, WS, X)
+    assert [(r.times, r.policy) for r in regions] == [
+        (times, policies.save_names("mid")) for times in (1, 1, 1, 3)
+    ]
 
 
 @pytest.mark.skipif(
