@@ -22,3 +22,10 @@ def saved_residuals(fn, *args) -> list[str]:
         if what:
             kept.append(f"host {what}" if "<host>" in aval else what)
     return sorted(kept)
+
+
+def stable_id(value: object) -> str:
+    """A test id that is the same in every process: no addresses, sets in order."""
+    if isinstance(value, set | frozenset):
+        return "{" + ", ".join(sorted(map(repr, value))) + "}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -16,6 +16,7 @@ import remat
 from remat import policies, testing
 from remat._lint import Finding, lint
 from remat._lint_program import program_of
+from tests.helpers import stable_id
 
 W, X = jnp.zeros((8, 8)), jnp.zeros((4, 8))
 JAX = jax.checkpoint_policies
@@ -70,7 +71,7 @@ def test_a_healthy_program_has_no_finding():
         (JAX.save_only_these_names("hh"), "error", "'hh'"),
         ({"*": policies.save_names("hh")}, "error", "'hh'"),
     ],
-    ids=str,
+    ids=stable_id,
 )
 def test_unemitted_name(policy, severity, says):
     (finding,) = found("unemitted-name", unrolled(mlp), policy, W, X)

@@ -8,6 +8,7 @@ from jax.core import ShapedArray
 
 from remat import policies
 from remat.policies import Decision, PolicyError, Value
+from tests.helpers import stable_id
 
 NAMES = ("kept", "hosted", "dropped")
 FIRST = policies.save_names("kept") | policies.offload_names("hosted")
@@ -169,7 +170,7 @@ def test_discrete_is_choices_and_sorts_with_a_payload():
         (~~policies.save_names("a"), set()),
         (~policies.save_dots, set()),
     ],
-    ids=lambda x: repr(x),
+    ids=stable_id,
 )
 def test_needs_is_what_jax_does_not_tell(policy, needs):
     assert policy.needs == needs
@@ -274,7 +275,7 @@ def test_a_value_goes_by_the_names_that_later_equations_give_it():
         (policies.nothing, False),
         (policies.everything, False),
     ],
-    ids=lambda x: repr(x),
+    ids=stable_id,
 )
 def test_keeps_by_name_only(policy, expected):
     assert policy.keeps_by_name_only == expected

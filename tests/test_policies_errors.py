@@ -7,6 +7,7 @@ from jax.ad_checkpoint import Offloadable, checkpoint_name
 
 from remat import policies
 from remat.policies import PolicyError, UnboundPolicyError, UnknownPolicyError
+from tests.helpers import stable_id
 
 JAX = jax.checkpoint_policies
 # Typed Any: the point of most calls below is that a type checker would refuse them.
@@ -32,7 +33,7 @@ P = vars(policies)
         ({"*": None}, "say 'nothing' to recompute everything"),
         ({"*": "nothin"}, "did you mean 'nothing'"),
     ],
-    ids=repr,
+    ids=stable_id,
 )
 def test_as_policy_says_what_to_write(given, message):
     with pytest.raises(PolicyError, match=message):
@@ -154,7 +155,7 @@ def test_uncalled_maker_given_to_jax():
         (policies.torchtitan_selective, "the position of a value"),
         (policies.as_policy({"*": "nothing"}), "the region a value is made in"),
     ],
-    ids=repr,
+    ids=stable_id,
 )
 def test_unbound_rules_name_what_applies_them(policy, untold):
     with pytest.raises(UnboundPolicyError, match=untold) as raised:

@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat
 from remat import policies
-from tests.helpers import saved_residuals
+from tests.helpers import saved_residuals, stable_id
 
 JAX = jax.checkpoint_policies
 HAS_REMAT3 = jax.__version_info__ >= (0, 12)
@@ -115,7 +115,7 @@ def _made_by_jax(save, offload=()):
             ),
         ),
     ],
-    ids=repr,
+    ids=stable_id,
 )
 def test_jax_policies_become_ours_and_keep_the_same(ours, jaxs):
     assert policies.as_policy(jaxs) == ours
@@ -176,7 +176,7 @@ class Block(nn.Module):
         (policies.save_dots, ["output of dot_general"] * 2),
         (policies.offload_dots, ["host output of device_put"] * 2),
     ],
-    ids=repr,
+    ids=stable_id,
 )
 def test_linen_takes_a_policy(policy, kept):
     module, x = nn.remat(Block, policy=policy)(), jnp.ones((3, 4))
@@ -279,7 +279,7 @@ def remat3():
 SAME_UNDER_REMAT3 = {p.rule: p for p in PLAIN if p.remat3_ignores is not None}
 
 
-@pytest.mark.parametrize("policy", SAME_UNDER_REMAT3.values(), ids=repr)
+@pytest.mark.parametrize("policy", SAME_UNDER_REMAT3.values(), ids=stable_id)
 def test_keeps_the_same_under_remat3(policy, remat3):
     del remat3
     kept = saved_residuals(jax.checkpoint(block, policy=policy), *block_args())
@@ -342,7 +342,7 @@ def test_gradients_are_the_same_under_every_policy_eager():
         policies.minimal_offloaded,
         policies.save_dots_no_batch | policies.offload_names("context"),
     ],
-    ids=repr,
+    ids=stable_id,
 )
 def test_gradients_are_the_same_jitted(policy):
     args = block_args()
@@ -362,7 +362,7 @@ def _scanned_loss(policy):
 @pytest.mark.parametrize(
     "policy",
     [policies.save_dots, policies.minimal, policies.minimal_offloaded],
-    ids=repr,
+    ids=stable_id,
 )
 def test_gradients_are_the_same_under_scan_and_vmap(policy):
     xs, weights = jnp.linspace(-1, 1, 16).reshape(2, 2, 4), jnp.ones((3, 4, 4)) / 4
@@ -374,7 +374,7 @@ def test_gradients_are_the_same_under_scan_and_vmap(policy):
 
 
 # With offload jax 0.12 raises on this program: a cotangent stays on the host.
-@pytest.mark.parametrize("policy", [policies.save_dots], ids=repr)
+@pytest.mark.parametrize("policy", [policies.save_dots], ids=stable_id)
 def test_second_derivatives_are_the_same(policy):
     x, weights = jnp.linspace(-1, 1, 8).reshape(2, 4), jnp.ones((3, 4, 4)) / 4
 
@@ -423,7 +423,7 @@ def expert_args():
         (policies.save_dots_with_weights, 2),
         (policies.offload_dots_with_weights, 2),
     ],
-    ids=repr,
+    ids=stable_id,
 )
 def test_products_with_weights_are_those_of_experts_too(policy, n_kept):
     region = remat.with_policy(jax.checkpoint(experts), policy)

@@ -9,6 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat
 from remat import testing
+from tests.helpers import stable_id
 
 W, X = jnp.eye(4) * 0.3, jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
 SHAPES = jax.eval_shape(lambda: (W, X))
@@ -91,7 +92,7 @@ def test_gradients_need_arrays_and_regions():
         (remat.policies.save_names("h"), ["*"]),
         (remat.policies.offload_names("h"), ["host: h"]),
     ],
-    ids=str,
+    ids=stable_id,
 )
 def test_saves(fn, policy, expected):
     testing.assert_saves(fn, policy, expected, *SHAPES)
@@ -125,7 +126,7 @@ def test_saves_lists_what_differs(policy, expected, message):
         (scanned, "nothing", {"dot_general": 6, "tanh": 3}),
         (scanned, remat.policies.save_names("h"), {"dot_general": 6, "sin": 0}),
     ],
-    ids=str,
+    ids=stable_id,
 )
 def test_recomputes(fn, policy, expected):
     testing.assert_recomputes(fn, policy, expected, *SHAPES)

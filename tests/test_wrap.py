@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat
 from remat._hold import Static, StaticArgumentError, hold, release
+from tests.helpers import stable_id
 
 
 def block(w, x, train=False):
@@ -95,7 +96,7 @@ def test_policy_of_which_some_names_exist_warns():
         ({"*": remat.policies.save_names("h")}, 1),
         ({"*": "nothing"}, 0),
     ],
-    ids=str,
+    ids=stable_id,
 )
 def test_policies_that_jax_alone_cannot_apply(policy, extra):
     kept = saved_shapes(remat.remat(block, policy=policy), W, X)
@@ -141,7 +142,7 @@ def test_traces_a_repeated_call_once():
 ODD_VALUES = [True, "relu", None, jnp.tanh, 3, 2.5, jnp.float32, (1, "a"), {"k": True}]
 
 
-@pytest.mark.parametrize("value", ODD_VALUES, ids=repr)
+@pytest.mark.parametrize("value", ODD_VALUES, ids=stable_id)
 @pytest.mark.parametrize("by", ["position", "keyword"])
 def test_values_that_are_no_arrays_arrive_and_return_as_given(value, by):
     def fn(x, option):
@@ -182,7 +183,7 @@ def test_trace_error_without_a_scalar_argument_is_left_alone():
         wrapped(X)
 
 
-@pytest.mark.parametrize("value", [[1, 2], {"a": 1}, np.ones(2)], ids=str)
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}, np.ones(2)], ids=stable_id)
 def test_static_argument_without_a_hash_is_named(value):
     wrapped = remat.remat(lambda x, axes: x, static_argnames="axes")
     with pytest.raises(StaticArgumentError, match=r"'axes' is static.*hashable"):

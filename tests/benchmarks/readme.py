@@ -1,7 +1,8 @@
 """Remake what the README shows from what the library says.
 
-Run as `python -m tests.benchmarks.readme`. Takes the table of `remat compare gpt2 --target v5e`, the output of the example and the
-table of policies, and writes the picture. Minutes on two cores.
+Run as `python -m tests.benchmarks.readme`. Takes the table of
+`remat compare gpt2 --target v5e`, the output of the example and the table of policies,
+and writes the picture. Minutes on two cores.
 """
 
 from __future__ import annotations
