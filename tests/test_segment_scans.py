@@ -139,8 +139,8 @@ def test_options_are_those_of_scan():
 
 def test_with_policy_changes_bodies_and_leaves_segments():
     for fn in (
-        remat.with_policy(remat.segment_scans(regions), "save_dots"),
-        remat.segment_scans(remat.with_policy(regions, "save_dots")),
+        remat.with_policy(remat.segment_scans(regions, 4), "save_dots"),
+        remat.segment_scans(remat.with_policy(regions, "save_dots"), 4),
     ):
         (region,) = remat.find_regions(fn, WS, X)
         assert region.policy == remat.policies.save_dots
