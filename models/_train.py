@@ -8,11 +8,12 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from remat._plan._plan_file import Plan
 from remat._regions import with_policy
 from remat.models._checkpoints import Checkpoints
 from remat.models._checks import positive
@@ -44,15 +45,6 @@ class Trained:
     """Share of held-out images told right; None for text."""
     sample: str | None
     """What the model writes; None for images."""
-
-
-@runtime_checkable
-class Applies(Protocol):
-    """A plan: it knows how to change a loss."""
-
-    def apply(self, fn: Loss, /) -> Loss:
-        """Returns the loss under the plan's policies."""
-        ...
 
 
 def train(
@@ -90,8 +82,8 @@ def train(
         model: a preset of `presets()`.
         out: the run's directory: `run.json`, `metrics.jsonl` and `checkpoints/`.
         steps: the run's last step, counted from its start.
-        policy: what `remat.with_policy` takes, or a plan. Changes memory alone, and
-            may change when a run goes on.
+        policy: what `remat.with_policy` takes, a `remat.Plan`, or a plan's file. It
+            changes memory alone, and may be another one when a run goes on.
         data: a text file, its bytes the words; by default the help topics that Python
             ships. A ViT is trained on scikit-learn's digits.
         batch: sequences or images in one pass.
@@ -118,6 +110,7 @@ def train(
         The trained parameters, and how the model does on held-out data.
 
     Raises:
+        PolicyError, PlanError: a policy or a plan that cannot be used.
         TrainError: an option that differs from the run's, data or directory that
             cannot be used, another run in the directory, a disk that is full.
         PresetError: an unknown preset or option.
@@ -182,9 +175,11 @@ def _default_dtype() -> str:
 
 def _under(policy: Any, loss: Loss) -> Loss:
     """The loss under a policy or a plan."""
-    if isinstance(policy, Applies):
-        return policy.apply(loss)
-    return with_policy(loss, policy)
+    if isinstance(policy, os.PathLike):
+        policy = os.fspath(policy)
+    if isinstance(policy, str) and policy.endswith(".json"):
+        policy = Plan.load(policy)
+    return policy.apply(loss) if isinstance(policy, Plan) else with_policy(loss, policy)
 
 
 def _prepare(settings: Settings) -> tuple[Settings, Built, Data]:
