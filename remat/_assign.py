@@ -2,36 +2,17 @@
 
 import collections
 import dataclasses
-import difflib
 import fnmatch
-import os
 import re
-import sys
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from remat import policies
-from remat._emitted import emitted_names
+from remat._name_check import check_names
 from remat._region import Region
+from remat._region_errors import MissingNamesWarning as MissingNamesWarning
+from remat._region_errors import NoNamesFound as NoNamesFound
+from remat._region_errors import RegionError, listed, near
 from remat.policies import Policy, PolicyMap, as_policy, none
-
-
-class RegionError(ValueError):
-    """A function has no region that can be changed as asked."""
-
-
-class NoNamesFound(RegionError):
-    """None of the checkpoint names a policy spells out is emitted."""
-
-
-class MissingNamesWarning(UserWarning):
-    """Some of the checkpoint names a policy spells out are not emitted."""
-
-    def __init__(self, message: str, missing: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.missing = missing
-
 
 HOW_TO_MAKE_A_REGION = (
     "Wrap a layer with jax.checkpoint, flax.linen.remat, flax.nnx.remat, "
@@ -74,7 +55,7 @@ class Assignment:
             for pattern, _ in self.rules:
                 _check_pattern(pattern, reachable)
         for policy in dict.fromkeys(policy for _, policy in self.rules):
-            _check_names(policy, [r for r in reachable if self._rule(r) == policy])
+            check_names(policy, [r for r in reachable if self._rule(r) == policy])
         layers = _layers(reachable)
         chosen = [
             _for_layer(self._rule(region), region, layers.get(region.index))
@@ -177,71 +158,5 @@ def _check_pattern(pattern: str, regions: Sequence[Region]) -> None:
         return
     raise RegionError(
         f"No region matches the pattern {pattern!r}. The regions are: "
-        f"{_listed(paths)}.{_near([pattern], paths)}"
+        f"{listed(paths)}.{near([pattern], paths)}"
     )
-
-
-def _check_names(policy: Policy, regions: Sequence[Region]) -> None:
-    """Refuse checkpoint names that nothing emits; warn where only some are."""
-    wanted = policy.checkpoint_names
-    if not regions:
-        return
-    if not wanted:
-        return _check_name_patterns(policy, regions)
-    emitted = emitted_names((region.jaxpr for region in regions), wanted=wanted)
-    missing = tuple(sorted(set(wanted) - set(emitted)))
-    if not missing:
-        return
-    # A registered policy lists the spellings of many models; yours may be a typo.
-    is_registered = policy.name in policies.names()
-    what = _what_is_emitted(emitted, () if is_registered else missing)
-    if len(missing) == len(wanted):
-        raise NoNamesFound(
-            f"{policy!r} names {_listed(missing)}, which no region emits, so it would "
-            f"save nothing by name. {what}"
-        )
-    message = f"{policy!r} names {_listed(missing)}, which no region emits. {what}"
-    warnings.warn(MissingNamesWarning(message, missing), stacklevel=_users_level())
-
-
-def _check_name_patterns(policy: Policy, regions: Sequence[Region]) -> None:
-    """Refuse patterns that no emitted name fits, where nothing else is kept."""
-    if not policy.keeps_by_name_only:
-        return
-    emitted = emitted_names(region.jaxpr for region in regions)
-    if not any(map(policy.mentions, emitted)):
-        raise NoNamesFound(
-            f"{policy!r} keeps values by patterns of their checkpoint names, and no "
-            f"region emits one that fits. {_what_is_emitted(emitted)}"
-        )
-
-
-def _what_is_emitted(emitted: Sequence[str], missing: Sequence[str] = ()) -> str:
-    if emitted:
-        return f"The regions emit: {_listed(emitted)}.{_near(missing, emitted)}"
-    return (
-        "The regions emit no checkpoint names; mark values with "
-        "jax.ad_checkpoint.checkpoint_name(x, name)."
-    )
-
-
-def _users_level() -> int:
-    """How many calls up the user's code is, past this package, JAX and Flax."""
-    names = [name for name in ("remat", "jax", "flax") if name in sys.modules]
-    files = [sys.modules[name].__file__ or "" for name in names]
-    packages = tuple(os.path.dirname(file) + os.sep for file in files)
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(packages):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def _listed(names: Iterable[str], most: int = 20) -> str:
-    names = list(names)
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
-
-
-def _near(wanted: Iterable[str], known: Sequence[str]) -> str:
-    near = [m for name in wanted for m in difflib.get_close_matches(name, known, n=2)]
-    return f" Did you mean {_listed(dict.fromkeys(near))}?" if near else ""

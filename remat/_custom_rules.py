@@ -37,7 +37,8 @@ def hidden_sites(
         first_index: The index of the first one.
 
     Returns:
-        One site for each, not reachable.
+        One site for each, not reachable. Where a rule cannot be traced by itself,
+        those that the function holds.
     """
     calls = survey_jaxpr(closed, lambda eqn: eqn.primitive.name in CUSTOM_VJP).sites
     programs: dict[Any, jec.Jaxpr] = {}
@@ -45,7 +46,8 @@ def hidden_sites(
     for call in calls:
         key = identity(call.eqn)
         if key not in programs:
-            programs[key] = backward_program(call.eqn)
+            own = compat.open_jaxpr(next(compat.subjaxprs(call.eqn.params)))
+            programs[key] = backward_program(call.eqn) or own
         place = Place(
             scopes=(call.path,),
             times=call.times,
@@ -70,8 +72,11 @@ def identity(eqn: jec.JaxprEqn) -> tuple[Any, ...]:
     return compat.function_source(function), types
 
 
-def forward_program(eqn: jec.JaxprEqn) -> jec.Jaxpr:
-    """What runs in the forward pass when an equation with a rule is differentiated."""
+def forward_program(eqn: jec.JaxprEqn) -> jec.Jaxpr | None:
+    """What runs in the forward pass when an equation with a rule is differentiated.
+
+    None where the rule cannot be traced by itself.
+    """
 
     def forward(function: Any, primals: Any, tangents: Any, _: Any) -> Any:
         return jax.jvp(function, primals, tangents)
@@ -79,8 +84,11 @@ def forward_program(eqn: jec.JaxprEqn) -> jec.Jaxpr:
     return _traced(eqn, forward)
 
 
-def backward_program(eqn: jec.JaxprEqn) -> jec.Jaxpr:
-    """What runs in both passes when an equation with a rule is differentiated."""
+def backward_program(eqn: jec.JaxprEqn) -> jec.Jaxpr | None:
+    """What runs in both passes when an equation with a rule is differentiated.
+
+    None where the rule cannot be traced by itself.
+    """
 
     def both(function: Any, primals: Any, _: Any, cotangents: Any) -> Any:
         results, pull_back = jax.vjp(function, *primals)
@@ -89,7 +97,7 @@ def backward_program(eqn: jec.JaxprEqn) -> jec.Jaxpr:
     return _traced(eqn, both)
 
 
-def _traced(eqn: jec.JaxprEqn, differentiate: Callable[..., Any]) -> jec.Jaxpr:
+def _traced(eqn: jec.JaxprEqn, differentiate: Callable[..., Any]) -> jec.Jaxpr | None:
     operands = compat.variables(eqn)
     body = compat.single_equation(eqn, operands)
     primals = [var.aval for var in operands]
@@ -115,10 +123,9 @@ def _traced(eqn: jec.JaxprEqn, differentiate: Callable[..., Any]) -> jec.Jaxpr:
     try:
         closed, _ = compat.trace(program, primals, tangents, cotangents)
     except Exception:
-        # Not every rule can be traced by itself: it may need a mesh axis of the
-        # shard_map around it, or refuse to be differentiated by some operand. The
-        # function's own program then stands for the rule's.
-        return compat.open_jaxpr(next(compat.subjaxprs(eqn.params)))
+        # A rule may need a mesh axis of the shard_map around it, or refuse to be
+        # differentiated by some operand: whatever it raises, it cannot be read.
+        return None
     return compat.open_jaxpr(closed)
 
 

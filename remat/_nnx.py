@@ -21,16 +21,13 @@ import jax
 
 from remat import _jax_compat as compat
 from remat._flatten import Recording, is_traceable, record
+from remat._region_errors import CapturedModuleError
 
 _TAG = "remat"
 _PASS_IT = (
     "Its state would be frozen into the rewritten program. Pass it as an argument: "
     "remat.with_policy(lambda model, x: model(x), policy)(model, x)."
 )
-
-
-class CapturedModuleError(ValueError):
-    """A function uses an NNX module that it captures and was not passed."""
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import jax.extend.core as jec
 
 from remat import _jax_compat as compat
 from remat._boundary import is_boundary
-from remat._emitted import emitted_names
+from remat._emitted import emitted
 from remat._fingerprint import fingerprint
 from remat._sites import Site
 
@@ -45,7 +45,7 @@ class Region(Site):
     @property
     def emitted_names(self) -> tuple[str, ...]:
         """The checkpoint names emitted in it when it is differentiated."""
-        return emitted_names([self.jaxpr])
+        return emitted([self.jaxpr]).names
 
     @property
     def fingerprint(self) -> str:

@@ -11,14 +11,15 @@ import jax.extend.core as jec
 
 from remat import _jax_compat as compat
 from remat._assign import Assignment, check_some_reachable, removes
-from remat._assign import MissingNamesWarning as MissingNamesWarning
-from remat._assign import NoNamesFound as NoNamesFound
-from remat._assign import RegionError as RegionError
 from remat._custom_rules import hidden_sites
 from remat._naming import bind
 from remat._nnx import recorded
 from remat._region import Region as Region
 from remat._region import is_region as is_region
+from remat._region_errors import CapturedModuleError as CapturedModuleError
+from remat._region_errors import MissingNamesWarning as MissingNamesWarning
+from remat._region_errors import NoNamesFound as NoNamesFound
+from remat._region_errors import RegionError as RegionError
 from remat._rewrite import Result, rewrite_equations
 from remat._sites import survey_jaxpr
 from remat.policies import Policy

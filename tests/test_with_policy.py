@@ -597,6 +597,48 @@ def test_names_inside_a_custom_vjp_rule_count():
     assert "named 'context'" in saved_residuals(changed, WS[0], X)
 
 
+def test_names_inside_a_rule_under_shard_map_count():
+    mesh = jax.make_mesh((2,), ("data",))
+
+    @jax.custom_vjp
+    def shifted(x):
+        return jnp.sin(x) * (1 + jax.lax.axis_index("data"))
+
+    def forward(x):
+        return checkpoint_name(shifted(x), "context"), x
+
+    def backward(x, g):
+        return (g * jnp.cos(x) * (1 + jax.lax.axis_index("data")),)
+
+    shifted.defvjp(forward, backward)
+    spec = jax.sharding.PartitionSpec("data")
+    apply = jax.shard_map(
+        jax.checkpoint(shifted), mesh=mesh, in_specs=spec, out_specs=spec
+    )
+
+    def loss(x):
+        return (apply(x) ** 2).sum()
+
+    changed = remat.with_policy(loss, policies.save_names("context"))
+    chex.assert_trees_all_equal(jax.grad(changed)(X), jax.grad(loss)(X))
+
+
+def test_names_inside_a_rule_that_cannot_be_read_are_a_warning():
+    @jax.custom_vjp
+    def stubborn(x):
+        return jnp.sin(x)
+
+    def forward(x):
+        raise NotImplementedError
+
+    stubborn.defvjp(forward, lambda x, g: (g,))
+    changed = remat.with_policy(
+        jax.checkpoint(stubborn), policies.save_names("context")
+    )
+    with pytest.warns(remat.MissingNamesWarning, match="could not be read"):
+        chex.assert_trees_all_equal(changed(X), jnp.sin(X))
+
+
 # --- jax_remat3
 
 

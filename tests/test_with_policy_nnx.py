@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import remat
-from remat._nnx import CapturedModuleError
+from remat._regions import CapturedModuleError
 from tests.region_programs import D, NnxBlock, X
 
 
