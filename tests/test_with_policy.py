@@ -597,8 +597,8 @@ def test_names_inside_a_custom_vjp_rule_count():
     assert "named 'context'" in saved_residuals(changed, WS[0], X)
 
 
-def test_names_inside_a_rule_under_shard_map_count():
-    mesh = jax.make_mesh((2,), ("data",))
+def test_names_inside_a_rule_that_cannot_be_read_are_a_warning():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
 
     @jax.custom_vjp
     def shifted(x):
@@ -620,23 +620,10 @@ def test_names_inside_a_rule_under_shard_map_count():
         return (apply(x) ** 2).sum()
 
     changed = remat.with_policy(loss, policies.save_names("context"))
-    chex.assert_trees_all_equal(jax.grad(changed)(X), jax.grad(loss)(X))
-
-
-def test_names_inside_a_rule_that_cannot_be_read_are_a_warning():
-    @jax.custom_vjp
-    def stubborn(x):
-        return jnp.sin(x)
-
-    def forward(x):
-        raise NotImplementedError
-
-    stubborn.defvjp(forward, lambda x, g: (g,))
-    changed = remat.with_policy(
-        jax.checkpoint(stubborn), policies.save_names("context")
-    )
+    # The rule needs the mesh axis, which only the shard_map around it knows.
     with pytest.warns(remat.MissingNamesWarning, match="could not be read"):
-        chex.assert_trees_all_equal(changed(X), jnp.sin(X))
+        actual = jax.grad(changed)(X)
+    chex.assert_trees_all_equal(actual, jax.grad(loss)(X))
 
 
 # --- jax_remat3
