@@ -154,6 +154,8 @@ def _plain(config: Any) -> dict[str, Any]:
     """Returns a configuration's fields as what JSON can hold."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     fields["dtype"] = jnp.dtype(fields["dtype"]).name
+    if fields.get("rope_scaling") is not None:
+        fields["rope_scaling"] = dataclasses.asdict(fields["rope_scaling"])
     if not isinstance(fields["policy"], str):
         fields["policy"] = repr(fields["policy"])
     return fields

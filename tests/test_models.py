@@ -1,5 +1,7 @@
 """The reference models: published sizes, names, and that regions change no number."""
 
+import json
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -299,6 +301,13 @@ def test_takes_policy_objects(policy):
     region = regions(built.loss, params, batch)[0]
     assert region.params["policy"] == policy
     assert built.describe["policy"] == repr(policy)
+
+
+@pytest.mark.parametrize("name", [*TINY, "llama-3.2-1b"])
+def test_descriptions_fit_json(name):
+    described = models.build(name, policy=policies.save_dots).describe
+    assert json.loads(json.dumps(described)) == described
+    assert described["preset"] == name
 
 
 @pytest.mark.parametrize(

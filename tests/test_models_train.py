@@ -302,6 +302,24 @@ def test_a_vit_learns_digits(tmp_path):
         models.train("vit-tiny", out=tmp_path / "text", data=__file__)
 
 
+def test_progress_shows_loss_speed_and_memory(capsys):
+    with models.progress_bar(20) as on_step:
+        on_step(
+            models.StepMetrics(
+                step=7,
+                loss=2.5,
+                gradient_norm=1.0,
+                learning_rate=1e-3,
+                examples_per_s=12345.6,
+                unit="tokens",
+                peak_bytes=3 * 2**29,
+            )
+        )
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "7/20" in shown
+    assert "loss 2.5000 12,346 tokens/s peak 1.50 GiB" in shown
+
+
 def test_batches_depend_on_seed_and_step_alone():
     text = open_text(None, 16)
     first = text.batch(3, 7, 4)
