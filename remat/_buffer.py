@@ -48,3 +48,12 @@ class Buffer:
     """Name of the HLO instruction that writes it."""
     primitive: str | None
     """JAX primitive that computes it, such as `dot_general`."""
+    n_runs: int = 1
+    """Times that instruction runs (the trip counts of the loops around it)."""
+
+    @property
+    def name(self) -> str:
+        """What to call it: its module and label, else its primitive or instruction."""
+        if self.module_path and self.label:
+            return f"{self.module_path} [{self.label}]"
+        return self.module_path or self.label or self.primitive or self.instruction

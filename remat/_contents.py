@@ -18,6 +18,7 @@ from remat._hlo._buffers import (
 )
 from remat._hlo._flow import Value
 from remat._hlo._module import Module
+from remat._hlo._trips import runs_of_computations, trip_counts
 from remat._role_table import RoleTable
 from remat._roles import Roles
 from remat._spaces import memory_space
@@ -57,6 +58,11 @@ class Memory:
         self._buffers: BufferAssignment = module.buffers
         self._kind = kind
         self._roles = RoleTable(module, roles)
+
+    @cached_property
+    def runs(self) -> dict[int, int]:
+        """Times each computation runs in one run of the program."""
+        return runs_of_computations(self.module, trip_counts(self.module))
 
     def space(self, color: int) -> str:
         return memory_space(color, self._kind)
@@ -180,6 +186,7 @@ class Memory:
             n_stacked=origin.n_stacked,
             instruction=origin.instruction or instruction.name,
             primitive=origin.primitive,
+            n_runs=self.runs[instruction.computation],
         )
 
     def _values(self, members: Iterable[int]) -> list[Value]:

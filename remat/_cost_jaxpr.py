@@ -56,6 +56,11 @@ def jaxpr_cost(closed_jaxpr: Any) -> Cost:
     return replace(_Memo().jaxpr(open_jaxpr(closed_jaxpr)), **_NO_TIMES)
 
 
+def equation_cost(eqn: Any) -> Cost:
+    """The cost of one equation, what it calls included."""
+    return replace(_Memo().equation(eqn), **_NO_TIMES)
+
+
 class _Memo:
     """Costs of jaxprs, each object once."""
 
@@ -66,11 +71,11 @@ class _Memo:
         if id(jaxpr) not in self._done:
             total = NO_COST
             for eqn in jaxpr.eqns:
-                total = total + self._equation(eqn)
+                total = total + self.equation(eqn)
             self._done[id(jaxpr)] = (jaxpr, total)
         return self._done[id(jaxpr)][1]
 
-    def _equation(self, eqn: Any) -> Cost:
+    def equation(self, eqn: Any) -> Cost:
         name = eqn.primitive.name
         if name in _KERNELS:
             return _kernel(eqn)

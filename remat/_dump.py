@@ -32,7 +32,7 @@ class Dump:
         protos = [
             path.read_bytes() for path in found if "buffer_assign" not in path.name
         ]
-        protos = [proto for proto in protos if _has_field(proto, _BUFFER_ASSIGNMENT)]
+        protos = [proto for proto in protos if has_buffer_assignment(proto)]
         return max(protos, key=len, default=None)
 
     def after_codegen(self) -> bytes | None:
@@ -59,6 +59,14 @@ def remove_folders() -> None:
     """Remove the folders of compiles in other threads, for a process that ends now."""
     for folder in list(_in_use):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def has_buffer_assignment(proto: bytes) -> bool:
+    """Whether bytes look like an `HloProto` that has its buffer assignment."""
+    try:
+        return _has_field(proto, _BUFFER_ASSIGNMENT)
+    except (IndexError, KeyError):  # cut off, or something else than a message
+        return False
 
 
 def _has_field(proto: bytes, number: int) -> bool:

@@ -29,12 +29,17 @@ def check_writable(path: str | Path) -> None:
 
 def write_text(path: str | Path, text: str) -> None:
     """Writes text to a temporary name beside `path` and renames it into place."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Writes bytes to a temporary name beside `path` and renames it into place."""
     path = Path(path)
     check_writable(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o666 & ~_umask())

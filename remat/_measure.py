@@ -50,8 +50,22 @@ class Prepared:
     """Checkpoint names the policy spells out and the program does not emit."""
 
 
-def prepare(loss: Callable[..., Any], setup: Setup) -> Prepared:
-    """Traces and lowers the training step of a loss. Holds the interpreter lock."""
+def prepare(
+    loss: Callable[..., Any],
+    setup: Setup,
+    *,
+    on_trace: Callable[[Any], None] = lambda jaxpr: None,
+) -> Prepared:
+    """Traces and lowers the training step of a loss. Holds the interpreter lock.
+
+    Args:
+        loss: The loss, under the policy in question.
+        setup: How its step is made, and for which target.
+        on_trace: Called with the step's jaxpr.
+
+    Returns:
+        The step, ready to be compiled.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         step = setup.make_step(loss)
@@ -59,6 +73,7 @@ def prepare(loss: Callable[..., Any], setup: Setup) -> Prepared:
             step.fn, step.args, {}, setup.target, donate_argnums=step.donate_argnums
         )
         lowered = lower_traced(traced, setup.target)
+    on_trace(traced.jaxpr)
     missing = [
         name
         for warned in caught

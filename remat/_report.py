@@ -22,14 +22,17 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from remat._buffer import Buffer as Buffer
 from remat._compile import Program, XlaStats
 from remat._contents import Memory, Totals
 from remat._cost import Cost, module_cost
+from remat._diff import ReportDiff, diff
+from remat._files import write_bytes, write_text
 from remat._hlo import HloError, Module, parse
-from remat._hlo._trips import runs_of_computations, trip_counts
+from remat._recomputed import Recomputed, compiled_recompute
 from remat._roles import Roles as Roles
 from remat._spaces import DEVICE, HOST, ON_CHIP
 from remat._targets import Target
@@ -91,6 +94,8 @@ class MemoryReport:
     first, one entry for each allocated value."""
     timeline: tuple[TimelinePoint, ...] = field(repr=False)
     """Live bytes over the schedule, loop bodies once."""
+    recomputed: tuple[Recomputed, ...] = field(default=(), repr=False)
+    """Matrix products computed a second time for the backward pass, by module."""
     notes: tuple[str, ...] = ()
     """What else to know of these figures."""
     xla_stats: XlaStats | None = field(default=None, repr=False)
@@ -128,6 +133,70 @@ class MemoryReport:
     def to_json(self, indent: int | None = None) -> str:
         """The report as JSON text."""
         return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """The report as one self-contained page that needs no network.
+
+        Args:
+            path: File to write it to as well.
+
+        Returns:
+            The page: timeline, treemap of the peak by module, table of the buffers.
+        """
+        from remat._show.page import report_page
+
+        text = report_page(self)
+        if path is not None:
+            write_text(path, text)
+        return text
+
+    def to_pprof(self, path: str | Path | None = None) -> bytes:
+        """The buffers at the peak as a profile that `pprof` and its kin read.
+
+        Args:
+            path: File to write it to as well, `memory.pb.gz`.
+
+        Returns:
+            The gzipped `profile.proto`.
+        """
+        from remat._pprof import pprof_of
+
+        data = pprof_of(self)
+        if path is not None:
+            write_bytes(path, data)
+        return data
+
+    def plot(self) -> Any:
+        """Timeline and treemap of the peak, as a plotly figure."""
+        from remat._show.figure import report_figure
+
+        return report_figure(self)
+
+    def diff(self, other: MemoryReport) -> ReportDiff:
+        """What changes at the peak if `other` runs in place of this program.
+
+        Args:
+            other: Report of another program for the same device.
+
+        Returns:
+            What went, what came and what moved to the host; adds up to
+            `other.peak_bytes - self.peak_bytes`.
+
+        Raises:
+            ValueError: The two are for different devices, or one is a floor.
+        """
+        return diff(self, other)
+
+    def _repr_html_(self) -> str:
+        from remat._show.page import notebook_html
+
+        return notebook_html(self)
+
+    def __str__(self) -> str:
+        """The report as a terminal shows it."""
+        from remat._show.report import report_text
+
+        return report_text(self)
 
 
 def report_from_program(
@@ -216,7 +285,6 @@ def _report(
     code = program.stats.generated_code_bytes if program.stats else 0
     needed = device.peak_bytes + device.constant_bytes + code
     module = memory.module
-    trips = trip_counts(module)
     return MemoryReport(
         target=target.name,
         module=module.name,
@@ -245,8 +313,9 @@ def _report(
             memory.heaps,
             memory.held,
             memory.attributor.phase,
-            runs_of_computations(module, trips),
+            memory.runs,
         ),
+        recomputed=tuple(compiled_recompute(module, memory.runs)),
         notes=tuple(_notes(program, device, cost)),
         xla_stats=program.stats,
     )

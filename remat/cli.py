@@ -28,6 +28,7 @@ app = typer.Typer(
         "    remat compare gpt2 --target v5e\n\n"
         "    remat fit gpt2 --target h100 --max batch\n\n"
         "    remat compare mypackage.train:make --target a100-80gb --budget 60GiB\n\n"
+        "    remat report gpt2 --target v5e --policy save_dots --html report.html\n\n"
         "    remat plan gpt2 --target v5e --budget 12GiB -o plan.json\n\n"
         "    remat check plan.json\n\n"
         "    remat targets\n\n    remat policies save_dots"
@@ -261,6 +262,68 @@ def check(
 
 
 @app.command()
+def report(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|PATH",
+            help="A preset, package.module:function, a folder that XLA dumped to, or "
+            "an .hlo.pb of any job.",
+        ),
+    ],
+    target: TargetName = None,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", help="For every region; default: each its own."),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", help="Policy, or dump, to say what changed from."),
+    ] = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    optimizer: Optimizer = True,
+    compiler_option: CompilerOptions = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all of it.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page.")
+    ] = None,
+    pprof: Annotated[
+        Path | None, typer.Option("--pprof", metavar="FILE", help="Write for pprof.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Say what fills the memory of a compiled step, and what its policy did."""
+    with _command(target or "any", debug):
+        from remat._show.explanation import explanation_view
+
+        for path in (json, html, pprof):
+            _check_writable(path)
+        if _is_dump(model):
+            found = _dumped(model, against, target)
+        else:
+            from remat._explain_step import explain
+
+            loaded = _load(model, batch, seq)
+            settings = _settings(loaded, optimizer, compiler_option)
+            with _progress(debug) as say:
+                found = explain(
+                    loaded.loss,
+                    *loaded.args,
+                    policy=_one_policy(policy),
+                    against=_one_policy(against),
+                    target=target,
+                    on_progress=say,
+                    **settings,
+                )
+        _print(lambda width: explanation_view(found, width))
+        for path in found.write(json=json, html=html, pprof=pprof):
+            _print(f"wrote {path}")
+
+
+@app.command()
 def targets(debug: Debug = False) -> None:
     """List the devices that can be named, and which can be compiled for here."""
     with _command("any", debug):
@@ -411,7 +474,27 @@ def _split_policies(text: str | None) -> tuple[Any, ...] | None:
         return None
     from remat.policies import parse
 
-    return tuple(parse(part) for part in _split_outside_brackets(text))
+    parts = _split_outside_brackets(text)
+    return tuple(p if p.endswith(".json") else parse(p) for p in parts)
+
+
+def _one_policy(text: str | None) -> Any:
+    """One policy, as `--policies` takes them."""
+    from remat.policies import parse
+
+    return None if text is None else parse(text)
+
+
+def _is_dump(model: str) -> bool:
+    """Whether MODEL is a path and not a preset's or function's name."""
+    path = Path(model)
+    return path.exists() or path.suffix == ".pb" or len(path.parts) > 1
+
+
+def _dumped(path: str, against: str | None, target: str | None) -> Any:
+    from remat._explain_step import explain_dump
+
+    return explain_dump(path, against=against, target=target)
 
 
 def _split_outside_brackets(text: str) -> list[str]:

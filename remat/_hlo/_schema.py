@@ -1,14 +1,13 @@
 """The few fields of XLA's `HloProto` that are read, as protobuf message classes.
 
-No Python package ships these classes without TensorFlow, so the descriptors are built
-here from one table. Names and numbers are those of XLA's `xla/service/hlo.proto` and
-`xla/xla_data.proto`; every field left out is skipped by the parser. Repeated fields
-start with `*`; a type that is a message of the table is written by its name.
+No Python package ships these classes without TensorFlow, so they are built from one
+table. Names and numbers are those of XLA's `xla/service/hlo.proto` and
+`xla/xla_data.proto`; every field left out is skipped by the parser.
 """
 
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from remat._proto import message_class
 
 _SCHEMA = """
 HloProto: hlo_module=1 HloModule, buffer_assignment=3 BufferAssignment
@@ -87,38 +86,4 @@ HeapEvent: kind=1 int32, buffer_id=2 int64, computation_name=3 string,
   instruction_name=4 string, share_with_canonical_id=5 int64
 """
 
-_PACKAGE = "remat.xla"
-
-
-def _file_descriptor() -> descriptor_pb2.FileDescriptorProto:
-    Field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(
-        name="remat/xla.proto", package=_PACKAGE, syntax="proto3"
-    )
-    text = _SCHEMA.strip().replace("\n  ", " ")
-    for line in text.splitlines():
-        name, fields = line.split(":", 1)
-        message = file.message_type.add(name=name)
-        for declaration in fields.split(","):
-            left, kind = declaration.split()
-            field_name, number = left.lstrip("*").split("=")
-            field = message.field.add(name=field_name, number=int(number))
-            repeated = left.startswith("*")
-            field.label = Field.LABEL_REPEATED if repeated else Field.LABEL_OPTIONAL
-            if kind[0].isupper():
-                field.type = Field.TYPE_MESSAGE
-                field.type_name = f".{_PACKAGE}.{kind}"
-            else:
-                field.type = Field.Type.Value(f"TYPE_{kind.upper()}")
-    return file
-
-
-def _message_class(name: str) -> Any:
-    # A pool of our own: TensorFlow or another reader may have loaded XLA's own file.
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(_file_descriptor())
-    descriptor = pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")
-    return message_factory.GetMessageClass(descriptor)
-
-
-HloProto: Any = _message_class("HloProto")
+HloProto: Any = message_class(_SCHEMA, "remat.xla", "HloProto")
