@@ -75,8 +75,8 @@ def train(
 ) -> Trained:
     """Trains a preset, or goes on with a run where its last checkpoint is.
 
-    Options left at None are those the run was started with; a new run takes the
-    defaults of `Settings`.
+    Trains on the default device. Options left at None are those the run was started
+    with; a new run takes the defaults of `Settings`.
 
     Args:
         model: a preset of `presets()`.

@@ -125,13 +125,21 @@ class Loop:
     """Takes steps, and writes down what a run should not lose."""
 
     step: Step
+    """What is repeated."""
     data: Data
+    """Where batches come from."""
     settings: Settings
+    """What the run's numbers depend on."""
     run: RunDirectory
+    """Where metrics go."""
     checkpoints: Checkpoints
+    """Where states go."""
     checkpoint_every: int
+    """Steps between checkpoints."""
     log_every: int
+    """Steps between rows of the metrics."""
     on_step: Callable[[StepMetrics], None]
+    """Called with each row."""
 
     def go(self, state: State, first: int, last: int) -> State:
         """Returns the state after step `last`, from that after step `first`.

@@ -1,6 +1,7 @@
 """What defines a training run: settled when it starts, kept when it goes on."""
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -55,7 +56,24 @@ class Settings:
             )
         for field in ("learning_rate", "clip_norm"):
             if not getattr(self, field) > 0:
-                raise TrainError(f"{field} must be above 0, given {self.learning_rate}")
+                raise TrainError(
+                    f"{field} must be above 0, given {getattr(self, field)}"
+                )
+        _check_options(self.options)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    taken = sorted({"batch", "seq", "dtype", "dropout", "policy"} & set(options))
+    if taken:
+        raise TrainError(
+            f"options hold {taken[0]!r}, which is an argument of its own: give it there"
+        )
+    try:
+        json.dumps(options)
+    except TypeError as error:
+        raise TrainError(
+            f"options are kept in a JSON file and must fit it: {error}"
+        ) from error
 
 
 def settle(run: RunDirectory, given: Mapping[str, Any], default_dtype: str) -> Settings:

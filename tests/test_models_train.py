@@ -170,6 +170,9 @@ def test_a_second_run_in_one_directory_is_refused(tmp_path):
         ({"learning_rate": -1.0}, "learning_rate must be above 0, given -1.0"),
         ({"options": {"vocab_size": 100}}, "bytes are 256 words, the model has 100"),
         ({"options": {"layers": 100}}, "no option 'layers'"),
+        ({"options": {"policy": "none"}}, "'policy', which is an argument of its own"),
+        ({"options": {"n_layers": object()}}, r"must fit it: .*not JSON serializable"),
+        ({"clip_norm": 0.0}, "clip_norm must be above 0, given 0.0"),
     ],
 )
 def test_wrong_requests_start_nothing(tmp_path, options, message):
