@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from remat._finding import Finding
 from remat._lint_flow import MATMUL_LIKE
 from remat._lint_program import Linted, Program
+from remat._naming import name_region
 from remat._sizes import format_bytes, format_count
-from remat.policies import everything, none, nothing
+from remat.policies import Policy, everything, none, nothing
 
 _SEEN_BY_REMAT3 = frozenset({"dot_general", "conv_general_dilated", "name"})
 _FREE = frozenset(
@@ -39,20 +40,51 @@ def saves_nothing(linted: Linted) -> Iterator[Finding]:
         return
     if policy.primitives == {"name"}:
         return  # the rules about names say why
+    why, fix = _why_nothing(linted, policy)
+    yield linted.finding(
+        "saves-nothing",
+        "warning",
+        f"{policy!r} keeps nothing that the backward pass reads, as 'nothing' does."
+        + why,
+        fix + "remat.residuals(fn, *args) lists what can be kept.",
+    )
+
+
+def _why_nothing(linted: Linted, policy: Policy) -> tuple[str, str]:
+    """Why a policy keeps nothing of use, where that is plain, and what to write."""
+    flow = linted.flow
+    if not flow.decisions and "module_path" in policy.needs:
+        return _no_module_fits(linted)
     matmuls = [p for p in flow.rerun if linted.primitive(p) in MATMUL_LIKE]
     batched = [p for p in matmuls if is_batched(flow.equation(p).eqn)]
     why = f" It matched 0 of {len(matmuls)} matrix products" if matmuls else ""
     if matmuls and len(batched) == len(matmuls):
         why += f" (all {len(matmuls)} have batch dims)"
-    yield linted.finding(
-        "saves-nothing",
-        "warning",
-        f"{policy!r} keeps nothing that the backward pass reads, as 'nothing' does."
-        + (why + "." if why else ""),
+    fix = (
         "For experts, and other products with batch dims, there is "
-        "'save_dots_with_weights'; remat.residuals(fn, *args) lists what can be kept."
+        "'save_dots_with_weights'; "
         if batched
-        else "remat.residuals(fn, *args) lists what can be kept.",
+        else ""
+    )
+    return why + "." if why else "", fix
+
+
+def _no_module_fits(linted: Linted) -> tuple[str, str]:
+    """What to write where a policy chooses by module and matched no value."""
+    labels = name_region(linted.region.jaxpr)[1].values()
+    paths = sorted({label.module_path for label in labels} - {""})
+    if not paths:
+        return (
+            " It chooses by module, and no value of the region shows one.",
+            "Only Linen modules and jax.named_scope show in a program: put the parts "
+            "of an NNX, Equinox or plain JAX model in named scopes; ",
+        )
+    shown = ", ".join(map(repr, paths[:8]))
+    more = f" and {len(paths) - 8} more" if len(paths) > 8 else ""
+    return (
+        f" It chooses by module and matched no value. The region's values are made "
+        f"in: {shown}{more}.",
+        "Write a pattern that fits one of these; ",
     )
 
 

@@ -1,6 +1,7 @@
 """Each lint rule finds what it is for, and is silent where that is mended."""
 
 import collections
+import contextlib
 import functools
 import re
 
@@ -202,6 +203,20 @@ def test_saves_nothing_says_that_all_products_have_batch_dims():
     assert "save_dots_with_weights" in finding.fix
     for policy in ("save_dots", "save_dots_with_weights", "nothing"):
         assert not found("saves-nothing", loss, policy, EXPERTS, TOKENS)
+
+
+@pytest.mark.parametrize("scope", ["attention", None])
+def test_saves_nothing_says_where_values_are_made(scope):
+    def block(w, x):
+        with jax.named_scope(scope) if scope else contextlib.nullcontext():
+            return jnp.tanh(jnp.sin(x @ w) @ w)
+
+    by_module = policies.save(policies.in_module("attn"))
+    (finding,) = found("saves-nothing", unrolled(block), by_module, W, X)
+    assert ("are made in: 'attention'." in finding.message) == (scope is not None)
+    assert ("named_scope" in finding.fix) == (scope is None)
+    fitting = policies.save(policies.in_module("attention"))
+    assert bool(found("saves-nothing", unrolled(block), fitting, W, X)) == (not scope)
 
 
 def test_saves_everything():
