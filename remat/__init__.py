@@ -13,6 +13,10 @@ from remat._buffer import Buffer as Buffer
 from remat._compare import compare as compare
 from remat._comparison import Comparison as Comparison
 from remat._comparison import Row as Row
+from remat._diff import Change as Change
+from remat._diff import ReportDiff as ReportDiff
+from remat._explain_step import Explanation as Explanation
+from remat._explain_step import explain as explain
 from remat._fit import Fit as Fit
 from remat._fit import fit as fit
 from remat._hlo import HloError as HloError
@@ -20,9 +24,12 @@ from remat._lint import Finding as Finding
 from remat._lint import lint as lint
 from remat._plan._check import PlanCheck as PlanCheck
 from remat._plan._check import check_plan as check_plan
+from remat._plan._curve import Curve as Curve
+from remat._plan._curve import frontier as frontier
 from remat._plan._errors import PlanError as PlanError
 from remat._plan._plan import plan as plan
 from remat._plan._plan_file import Plan as Plan
+from remat._read_dump import report_from_dump as report_from_dump
 from remat._regions import MissingNamesWarning as MissingNamesWarning
 from remat._regions import NoNamesFound as NoNamesFound
 from remat._regions import Region as Region

@@ -27,6 +27,7 @@ from remat._measure import (
     forward_flops,
     prepare,
 )
+from remat._plan._plan_file import Plan
 from remat._regions import NoNamesFound, with_policy
 from remat._report import MemoryReport
 from remat._sizes import format_bytes, parse_bytes
@@ -85,8 +86,9 @@ def compare(
             `nn.remat`, `nnx.remat` and the like make) get each policy in turn.
         *args: Arrays or `jax.ShapeDtypeStruct`s (with shardings, for a mesh), or
             pytrees of them. Nothing is allocated for shapes.
-        policies: Names, policies or JAX callables; a mapping gives them labels. The
-            default is a set of fourteen. `"none"` removes the regions.
+        policies: Names, policies, JAX callables, plans or their files
+            (`"plan.json"`); a mapping gives them labels. The default is a set of
+            fourteen. `"none"` removes the regions.
         target: `"v5e"`, `"h100"`, ...; None for the attached default device.
         optimizer: An optax optimizer whose update is part of the step.
         step: `step(loss)` returns the whole step, instead of the default one.
@@ -166,9 +168,20 @@ def _labelled(policies: Sequence[Any] | Mapping[str, Any] | None) -> dict[str, A
         raise ValueError("policies is empty; name at least one, such as 'nothing'")
     labelled: dict[str, Any] = {}
     for label, policy in given:
+        if isinstance(policy, str) and policy.endswith(".json"):
+            label, policy = label or policy, Plan.load(policy)
+        if isinstance(policy, Plan):
+            labelled.setdefault(label or "plan", policy)
+            continue
         resolved = catalogue.as_policy(policy)
         labelled.setdefault(label or resolved.name, resolved)
     return labelled
+
+
+def _applied(loss: Callable[..., Any], policy: Any) -> Callable[..., Any]:
+    if isinstance(policy, Plan):
+        return policy.apply(loss)
+    return with_policy(loss, policy)
 
 
 class _Session:
@@ -208,7 +221,7 @@ class _Session:
         for label, policy in policies.items():
             self.say(f"lowering {label}")
             try:
-                self.prepared[label] = prepare(with_policy(loss, policy), self.setup)
+                self.prepared[label] = prepare(_applied(loss, policy), self.setup)
             except NoNamesFound as error:
                 self.skipped.append(Failure(policy=label, reason=first_line(error)))
                 continue

@@ -11,9 +11,13 @@ _frontier  the choices at all budgets
 _choose    one budget shared among regions
 _kinds     the regions of a loss, equal ones together
 _apply     a loss whose regions keep what was chosen
+_by_name   whether checkpoint names can say what a plan keeps
+_read      dataclasses from JSON
+_errors    the planner's error
 _steer     which point to compile next, from those compiled
 _meter     the compiled peak of a candidate
 _named     the named policies as candidates
+_opened    a loss made ready to be planned
 _loop      the closed loop with the compiler
 _make      from what the loop found to a plan
 _plan      the public function

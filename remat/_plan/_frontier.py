@@ -30,6 +30,7 @@ def frontier(
     max_points: int = 64,
     max_bytes: int | None = None,
     host_bytes: int = 0,
+    least_host_bytes: int = 1,
 ) -> Frontier:
     """The non-dominated choices of a region.
 
@@ -44,10 +45,11 @@ def frontier(
         max_points: How many points to stop at.
         max_bytes: The largest budget of interest; None for no limit.
         host_bytes: Host memory that each point may use, as in `solve`.
+        least_host_bytes: Values smaller than this are not offloaded.
     """
     solver = Solver(graph, prices)
     limit = sum(v.bytes for v in graph.values) if max_bytes is None else max_bytes
-    search = _Search(solver, host_bytes)
+    search = _Search(solver, host_bytes, least_host_bytes)
     search.solve(limit)
     search.solve(0)
     while len(search.by_bytes) < max_points:
@@ -63,15 +65,20 @@ def frontier(
 class _Search:
     """Optima found so far, and the ranges of budget that they settle."""
 
-    def __init__(self, solver: Solver, host_bytes: int):
+    def __init__(self, solver: Solver, host_bytes: int, least_host_bytes: int):
         self.solver = solver
         self.host_bytes = host_bytes
+        self.least_host_bytes = least_host_bytes
         self.by_bytes: dict[int, Choice] = {}
         self.solved: list[tuple[int, int]] = []
         """(bytes of an optimum, budget it was found at): nothing is left between."""
 
     def solve(self, budget_bytes: int) -> None:
-        choice = self.solver.solve(budget_bytes, host_bytes=self.host_bytes)
+        choice = self.solver.solve(
+            budget_bytes,
+            host_bytes=self.host_bytes,
+            least_host_bytes=self.least_host_bytes,
+        )
         self.by_bytes[choice.bytes] = choice
         self.solved.append((choice.bytes, budget_bytes))
 

@@ -28,6 +28,10 @@ SOLVE_S = 10.0
 """Most seconds for one region at one budget; the best found so far counts then."""
 
 
+LEAST_HOST_BYTES = 2**20
+"""Values of less are not worth a copy to the host."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class AssumedRates:
     """Figures of a device whose own are unknown: a few cores of a CPU."""
@@ -78,13 +82,20 @@ class Kind:
     def curve(self) -> Frontier:
         """The choices of one region at all budgets."""
         return frontier(
-            self.graph, SECONDS, max_points=MAX_POINTS, host_bytes=self.host_bytes
+            self.graph,
+            SECONDS,
+            max_points=MAX_POINTS,
+            host_bytes=self.host_bytes,
+            least_host_bytes=LEAST_HOST_BYTES,
         )
 
     def solve(self, budget_bytes: int) -> Choice:
         """The best choice of one region within a budget."""
         return self.solver.solve(
-            budget_bytes, host_bytes=self.host_bytes, time_limit_s=SOLVE_S
+            budget_bytes,
+            host_bytes=self.host_bytes,
+            least_host_bytes=LEAST_HOST_BYTES,
+            time_limit_s=SOLVE_S,
         )
 
     def choice_of(self, policy: Policy) -> Choice:
@@ -208,3 +219,12 @@ def by_region(kinds: Sequence[Kind], found: Allotment) -> Mapping[int, Choice]:
 def same(kinds: Sequence[Kind], pick: Callable[[Kind], Any]) -> Allotment:
     """Every kind with one choice for all its copies."""
     return allotment(kinds, [kind.alike(pick(kind)) for kind in kinds])
+
+
+def by_kind_sum(kinds: Sequence[Kind], found: Allotment, field: str) -> float:
+    """A figure of choices, summed over all runs of all regions."""
+    return sum(
+        kind.times * share.n_copies * getattr(share.choice, field)
+        for kind, shares in zip(kinds, found.shares, strict=True)
+        for share in shares
+    )

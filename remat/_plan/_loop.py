@@ -30,6 +30,9 @@ CLOSE = 0.03
 """A peak this share below the budget is close enough."""
 N_NAMED = 2
 """Compiles kept for named policies."""
+RAISED = 0.1
+"""A peak this share of the budget above what was foreseen says that offload does not
+free what it should."""
 N_PROBES = 5
 """Most probes between two full compiles (TPU)."""
 
@@ -62,7 +65,7 @@ class ClosedLoop:
         self.named = named
         self.is_tpu = meter.setup.target.kind == "tpu"
         self.squeezed = self.is_tpu and whole_device
-        self.failed: set[Allotment] = set()
+        self.offloads = True
         self.notes: list[str] = []
 
     def run(self) -> Measured:
@@ -137,15 +140,29 @@ class ClosedLoop:
                 return
             candidate, guess = step
             try:
-                self.meter.full((candidate, guess))
+                (found,) = self.meter.full((candidate, guess))
             except CompileError as error:
-                self._without(candidate, error)
+                if not candidate.allotment.host_bytes:
+                    raise
+                self._no_offload(f"it does not compile here: {_first(error)}")
+                continue
+            over = found.peak_bytes - guess
+            if candidate.allotment.host_bytes and over > RAISED * self.budget_bytes:
+                more = format_bytes(over)
+                self._no_offload(f"with it, the step took {more} more than foreseen")
 
-    def _without(self, candidate: Candidate, error: CompileError) -> None:
-        if not candidate.allotment.host_bytes:
-            raise error
-        self.notes.append(f"no offload: it does not compile here: {_first(error)}")
+    def _no_offload(self, why: str) -> None:
+        self.notes.append(f"no offload: {why}")
         self.kinds = [dataclasses.replace(kind, host_bytes=0) for kind in self.kinds]
+        self.offloads = False
+
+    def _known(self) -> list[Measured]:
+        """What steers: without what offloads, once that turned out to be no use."""
+        return [
+            measured
+            for measured in self.meter.measured
+            if self.offloads or not measured.candidate.allotment.host_bytes
+        ]
 
     def _samples(self) -> list[Sample]:
         if self.squeezed:
@@ -157,9 +174,9 @@ class ClosedLoop:
                         0 if self.fits(m) else self.budget_bytes + 1,
                     ),
                 )
-                for m in self.meter.measured
+                for m in self._known()
             ]
-        return [m.sample for m in self.meter.measured]
+        return [m.sample for m in self._known()]
 
     def _next(self) -> tuple[Candidate, float] | None:
         """What to compile next, and its predicted peak; None to stop."""
@@ -194,7 +211,7 @@ class ClosedLoop:
         assert wanted is not None
         everything = same(self.kinds, lambda kind: kind.everything).bytes
         most = above.kept_bytes - 1 if above else everything
-        tried = {m.candidate.allotment for m in self.meter.measured} | self.failed
+        tried = {m.candidate.allotment for m in self.meter.measured}
         for _ in range(8):
             found = solve_all(self.kinds, min(wanted, most))
             if below.kept_bytes < found.bytes and found not in tried:
@@ -208,7 +225,7 @@ class ClosedLoop:
         """As `_next`, on a TPU: probe the way to the budget before a full compile."""
         below, above = bracket(samples, self.budget_bytes)
         assert below is not None
-        lifted = [self._lifted(m) for m in self.meter.measured]
+        lifted = [self._lifted(m) for m in self._known()]
         gap = next(g for s, g in lifted if s.kept_bytes == below.kept_bytes)
         probed = list(samples)
         best: tuple[Allotment, int] | None = None

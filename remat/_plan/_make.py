@@ -8,11 +8,20 @@ from typing import Any
 
 from remat._comparison import versions
 from remat._labels import Label
-from remat._plan._kinds import Kind, by_region
+from remat._plan._apply import table_of
+from remat._plan._by_name import names_suffice
+from remat._plan._kinds import Kind, by_kind_sum, by_region
 from remat._plan._loop import ClosedLoop
 from remat._plan._match import ProgramRecord, RegionRecord
 from remat._plan._meter import Measured, seconds_or_none
-from remat._plan._plan_file import Kept, NamedFigures, Plan, PlanChoice, Trial
+from remat._plan._plan_file import (
+    Kept,
+    NamedFigures,
+    Plan,
+    PlanChoice,
+    Trial,
+    policy_of,
+)
 from remat._plan._solve import Choice
 from remat._plan._steer import predict_peak
 from remat._region import Region
@@ -87,15 +96,15 @@ def _choices(
     kinds: Sequence[Kind], best: Measured
 ) -> tuple[dict[int, str], tuple[PlanChoice, ...]]:
     """The choices, named, and which region takes which."""
-    graphs = {region.index: kind.graph for kind in kinds for region in kind.regions}
+    kind_of = {region.index: kind for kind in kinds for region in kind.regions}
     names: dict[int, str] = {}
     found: dict[tuple[int, Choice], PlanChoice] = {}
     for index, choice in by_region(kinds, best.candidate.allotment).items():
-        key = (id(graphs[index]), choice)
+        kind = kind_of[index]
+        key = (id(kind), choice)
         if key not in found:
             name = _letter(len(found))
-            removed = best.candidate.removes
-            found[key] = _choice(name, choice, graphs[index], removed)
+            found[key] = _choice(name, choice, kind, best.candidate.removes)
         names[index] = found[key].name
     return names, tuple(found.values())
 
@@ -105,7 +114,8 @@ def _letter(n: int) -> str:
     return letters[n] if n < len(letters) else f"{letters[n % 26]}{n // 26}"
 
 
-def _choice(name: str, choice: Choice, graph: Any, removed: bool) -> PlanChoice:
+def _choice(name: str, choice: Choice, kind: Kind, removed: bool) -> PlanChoice:
+    graph = kind.graph
     sizes = {value.id: value.bytes for value in graph.values if value.id}
     kept = [
         _kept(graph.labels[id_], decision, sizes[id_])
@@ -118,11 +128,19 @@ def _choice(name: str, choice: Choice, graph: Any, removed: bool) -> PlanChoice:
         name=name,
         removed=removed,
         kept=tuple(kept),
+        names_suffice=removed or _names_suffice(kept, choice, kind),
         bytes=choice.bytes,
         host_bytes=choice.host_bytes,
         recompute_flops=int(choice.recompute_flops),
         recompute_s=choice.recompute_s,
     )
+
+
+def _names_suffice(kept: Sequence[Kept], choice: Choice, kind: Kind) -> bool:
+    if not all(one.checkpoint_name for one in kept):
+        return False
+    jaxpr = kind.regions[0].jaxpr
+    return names_suffice(jaxpr, table_of(choice), policy_of(kept))
 
 
 def _kept(label: Label, decision: str, n_bytes: int) -> Kept:
@@ -162,20 +180,14 @@ def _named(loop: ClosedLoop) -> tuple[NamedFigures, ...]:
             policies=named.names,
             predicted_peak_bytes=round(predict_peak(samples, named.allotment.bytes)),
             host_bytes=named.allotment.host_bytes,
-            recompute_flops=int(_total(loop.kinds, named.allotment, "recompute_flops")),
+            recompute_flops=int(
+                by_kind_sum(loop.kinds, named.allotment, "recompute_flops")
+            ),
             recompute_s=named.allotment.price,
         )
         for named in loop.named()
     ]
     return tuple(sorted(figures, key=lambda f: (f.recompute_s, f.predicted_peak_bytes)))
-
-
-def _total(kinds: Sequence[Kind], allotment: Any, field: str) -> float:
-    return sum(
-        kind.times * share.n_copies * getattr(share.choice, field)
-        for kind, shares in zip(kinds, allotment.shares, strict=True)
-        for share in shares
-    )
 
 
 def _trial(loop: ClosedLoop, measured: Measured) -> Trial:

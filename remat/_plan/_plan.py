@@ -6,19 +6,17 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from remat._measure import Setup, forward_flops, prepare
+from remat._measure import forward_flops, prepare
 from remat._plan._errors import PlanError
-from remat._plan._kinds import find_kinds
 from remat._plan._loop import MAX_COMPILES, ClosedLoop
 from remat._plan._make import make_plan
-from remat._plan._meter import Measured, Meter
+from remat._plan._meter import Measured
 from remat._plan._named import named_candidates
+from remat._plan._opened import open_loss
 from remat._plan._plan_file import Plan
-from remat._regions import RegionError, find_regions, with_policy
+from remat._regions import with_policy
 from remat._sizes import parse_bytes
-from remat._step import build_step
-from remat._targets import Target, TargetError
-from remat._targets import target as resolve_target
+from remat._targets import Target
 
 
 def plan(
@@ -82,42 +80,39 @@ def plan(
         >>> found.peak_bytes <= found.budget_bytes
         True
     """
-    device = _usable(target)
-    limit = parse_bytes(budget) if budget is not None else device.available_bytes
-    usable = int(limit * (1 - parse_share(headroom, "headroom")))
-    say = on_progress or (lambda line: None)
-    setup = Setup(
-        target=device,
-        compiler_options=dict(compiler_options or {}),
-        make_step=lambda fn: build_step(
-            fn,
-            args,
-            optimizer=optimizer,
-            step=step,
-            has_aux=has_aux,
-            argnums=argnums,
-            kwargs=kwargs,
-        ),
+    free = parse_share(headroom, "headroom")
+    size = parse_bytes(budget) if budget is not None else None
+    opened = open_loss(
+        loss,
+        args,
+        kwargs,
+        target=target,
+        optimizer=optimizer,
+        step=step,
+        has_aux=has_aux,
+        argnums=argnums,
+        compiler_options=compiler_options,
+        allow_offload=allow_offload,
+        say=on_progress or (lambda line: None),
     )
-    say("reading the regions")
-    regions = find_regions(loss, *args, **kwargs)
-    kinds, left = find_kinds(regions, device, allow_offload=allow_offload)
-    if not kinds:
-        raise _nothing_to_plan(left)
+    available = opened.target.available_bytes
+    limit = available if size is None else size
+    usable = int(limit * (1 - free))
     loop = ClosedLoop(
-        Meter(loss, kinds, setup, say),
-        kinds,
+        opened.meter,
+        opened.kinds,
         usable,
-        whole_device=usable >= device.available_bytes,
-        named=functools.cache(lambda: named_candidates(kinds)),
+        whole_device=usable >= available,
+        named=functools.cache(lambda: named_candidates(opened.kinds)),
     )
     best = loop.run()
     unwrapped = with_policy(loss, "none")
+    setup = opened.meter.setup
     return make_plan(
         loop,
         best,
-        regions,
-        left,
+        opened.regions,
+        opened.left,
         budget_bytes=limit,
         base_flops=prepare(unwrapped, setup).flops,
         forward_flops=forward_flops(unwrapped, setup),
@@ -149,25 +144,6 @@ def parse_share(share: float | str, what: str) -> float:
     if not 0 <= value < 1:
         raise PlanError(f'{what} is a share such as "5%" or 0.05, not {share!r}')
     return value
-
-
-def _usable(target: Target | str | None) -> Target:
-    device = resolve_target(target)
-    if why := device.why_not():
-        raise TargetError(why)
-    return device
-
-
-def _nothing_to_plan(left: Mapping[int, str]) -> ValueError:
-    if not left:
-        return RegionError(
-            "the loss has no region, so there is nothing to plan; wrap its layers with "
-            "jax.checkpoint, flax.linen.remat, flax.nnx.remat or remat.remat"
-        )
-    reasons = "; ".join(dict.fromkeys(left.values()))
-    return PlanError(
-        f"none of the loss's {len(left)} regions can be planned: {reasons}"
-    )
 
 
 def _limited_peak(loop: ClosedLoop, best: Measured) -> int | None:

@@ -13,6 +13,7 @@ from typing import Any
 from remat import policies
 from remat._files import write_text
 from remat._plan._apply import Table, Treatment, apply_treatments
+from remat._plan._by_name import policy_by_name
 from remat._plan._errors import PlanError
 from remat._plan._match import ProgramRecord, RegionRecord, check_regions
 from remat._plan._read import read
@@ -54,6 +55,8 @@ class PlanChoice:
     """Whether the regions are removed: nothing is recomputed."""
     kept: tuple[Kept, ...]
     """What is saved and offloaded, largest first; the rest is recomputed."""
+    names_suffice: bool
+    """Whether a policy by checkpoint names keeps exactly this."""
     bytes: int
     """Kept on the device by one run of one region, by the model."""
     host_bytes: int
@@ -174,7 +177,7 @@ class Plan:
                 says which one, and how it differs.
         """
         programs = {program.fingerprint: program for program in self.programs}
-        treatments = {c.name: _treatment(c) for c in self.choices}
+        treatments: dict[str, Treatment] = {c.name: _treatment(c) for c in self.choices}
 
         def treat(regions: Sequence[Region]) -> dict[int, Treatment]:
             outer = check_regions(self.regions, programs, regions)
@@ -184,8 +187,9 @@ class Plan:
                 if record.choice is not None
             }
             if any(chosen.get(r.index) == "remove" for r in outer):
-                inner = [r for r in regions if r.depth and r.reachable]
-                chosen |= {region.index: "remove" for region in inner}
+                for region in regions:
+                    if region.depth and region.reachable:
+                        chosen[region.index] = "remove"
             return chosen
 
         return apply_treatments(fn, treat)
@@ -195,8 +199,8 @@ class Plan:
         """The plan as one policy, for `nn.remat(Block, policy=plan.policy)`.
 
         Raises:
-            PlanError: The regions take different choices, or keep a value that the
-                model gives no checkpoint name of its own.
+            PlanError: The regions take different choices, or checkpoint names cannot
+                say what they keep.
         """
         if len(self.choices) != 1 or any(r.choice is None for r in self.regions):
             raise PlanError(
@@ -206,19 +210,13 @@ class Plan:
         (choice,) = self.choices
         if choice.removed:
             return policies.get("everything")
-        unnamed = [kept.id for kept in choice.kept if not kept.checkpoint_name]
-        if unnamed:
+        if not choice.names_suffice:
             raise PlanError(
-                f"the plan keeps {len(unnamed)} values without a checkpoint name, such "
-                f"as {unnamed[0]!r}; use plan.apply(loss), which needs no names, or "
-                "mark them in the model with jax.ad_checkpoint.checkpoint_name"
+                "the model's checkpoint names do not tell apart what the plan keeps "
+                f"({_listed(choice.kept)}); use plan.apply(loss), which needs no "
+                "names, or mark these values with jax.ad_checkpoint.checkpoint_name"
             )
-        if not choice.kept:
-            return policies.get("nothing")
-        by = {"save": [], "offload": []}
-        for kept in choice.kept:
-            by[kept.decision].append(kept.checkpoint_name)
-        return policies.save_and_offload_names(**by)
+        return policy_of(choice.kept)
 
     # --- data
 
@@ -293,6 +291,20 @@ class Plan:
         from remat._show.plan import plan_text
 
         return plan_text(self)
+
+
+def policy_of(kept: Sequence[Kept]) -> policies.Policy:
+    """The policy that keeps the values with these values' checkpoint names."""
+    saved, offloaded = (
+        [k.checkpoint_name or "" for k in kept if k.decision == decision]
+        for decision in ("save", "offload")
+    )
+    return policy_by_name(saved, offloaded)
+
+
+def _listed(kept: Sequence[Kept]) -> str:
+    ids = [one.id for one in kept]
+    return ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
 
 
 def seal_of(data: Mapping[str, Any]) -> str:

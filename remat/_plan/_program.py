@@ -41,6 +41,7 @@ def solve_program(
     *,
     budget_bytes: int,
     host_bytes: int,
+    least_host_bytes: int,
     time_limit_s: float,
 ) -> tuple[list[int], list[int], bool]:
     """Solve a presolved problem.
@@ -49,7 +50,7 @@ def solve_program(
         The items to save, those to offload, and whether no other choice is better: when
         the time is up, it is the best found so far.
     """
-    program = _Program(problem, prices, budget_bytes, host_bytes)
+    program = _Program(problem, prices, budget_bytes, host_bytes, least_host_bytes)
     return program.solve(time_limit_s)
 
 
@@ -57,7 +58,12 @@ class _Program:
     """The integer program of a problem at one budget."""
 
     def __init__(
-        self, problem: Problem, prices: Prices, budget_bytes: int, host_bytes: int
+        self,
+        problem: Problem,
+        prices: Prices,
+        budget_bytes: int,
+        host_bytes: int,
+        least_host_bytes: int,
     ):
         self.problem = problem
         self.budget_bytes = budget_bytes
@@ -67,7 +73,9 @@ class _Program:
             v for v, i in items.items() if i.can_keep and i.bytes <= budget_bytes
         ]
         self.can_offload = [
-            v for v, i in items.items() if i.can_keep and 0 < i.bytes <= host_bytes
+            v
+            for v, i in items.items()
+            if i.can_keep and max(least_host_bytes, 1) <= i.bytes <= host_bytes
         ]
         self.column: dict[tuple[str, int], int] = {}
         for kind, numbers in (

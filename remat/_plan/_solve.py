@@ -87,14 +87,16 @@ class Solver:
         budget_bytes: int,
         *,
         host_bytes: int = 0,
+        least_host_bytes: int = 1,
         time_limit_s: float = math.inf,
     ) -> Choice:
-        """As the function `solve`."""
+        """As the function `solve`; smaller values than `least_host_bytes` stay."""
         saved, offloaded, proven = solve_program(
             self.problem,
             self.prices,
             budget_bytes=budget_bytes,
             host_bytes=host_bytes,
+            least_host_bytes=least_host_bytes,
             time_limit_s=time_limit_s,
         )
         ids = [value.id for value in self.graph.values]

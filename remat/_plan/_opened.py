@@ -1,0 +1,94 @@
+"""A loss made ready to be planned: its regions, and what compiles its step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remat._measure import Setup
+from remat._plan._errors import PlanError
+from remat._plan._kinds import Kind, find_kinds
+from remat._plan._meter import Meter
+from remat._region import Region
+from remat._regions import RegionError, find_regions
+from remat._step import build_step
+from remat._targets import Target, TargetError
+from remat._targets import target as resolve_target
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """A loss, ready to be planned for a target."""
+
+    target: Target
+    """The device."""
+    regions: tuple[Region, ...]
+    """All regions of the loss."""
+    kinds: tuple[Kind, ...]
+    """Those that can be planned, equal ones together."""
+    left: Mapping[int, str]
+    """Why some outer regions stay as they are, by index."""
+    meter: Meter
+    """What compiles candidates."""
+
+
+def open_loss(
+    loss: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    target: Target | str | None,
+    optimizer: Any,
+    step: Callable[..., Any] | None,
+    has_aux: bool,
+    argnums: int | Sequence[int],
+    compiler_options: Mapping[str, Any] | None,
+    allow_offload: bool,
+    say: Callable[[str], None],
+) -> Opened:
+    """Finds the regions of a loss and builds their graphs; arguments as for `plan`.
+
+    Raises:
+        PlanError: No region can be planned.
+        RegionError: There is no region.
+        TargetError: The target is unknown, or this machine cannot compile for it.
+    """
+    device = resolve_target(target)
+    if why := device.why_not():
+        raise TargetError(why)
+    setup = Setup(
+        target=device,
+        compiler_options=dict(compiler_options or {}),
+        make_step=lambda fn: build_step(
+            fn,
+            args,
+            optimizer=optimizer,
+            step=step,
+            has_aux=has_aux,
+            argnums=argnums,
+            kwargs=kwargs,
+        ),
+    )
+    say("reading the regions")
+    regions = find_regions(loss, *args, **kwargs)
+    kinds, left = find_kinds(regions, device, allow_offload=allow_offload)
+    if not kinds:
+        raise _nothing_to_plan(left)
+    return Opened(
+        target=device,
+        regions=regions,
+        kinds=kinds,
+        left=left,
+        meter=Meter(loss, kinds, setup, say),
+    )
+
+
+def _nothing_to_plan(left: Mapping[int, str]) -> ValueError:
+    if not left:
+        return RegionError(
+            "the loss has no region, so there is nothing to plan; wrap its layers with "
+            "jax.checkpoint, flax.linen.remat, flax.nnx.remat or remat.remat"
+        )
+    why = "; ".join(dict.fromkeys(left.values()))
+    return PlanError(f"none of the loss's {len(left)} regions can be planned: {why}")
