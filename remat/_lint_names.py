@@ -11,7 +11,7 @@ from remat._lint_program import Linted, Program
 from remat._naming import MARKS
 from remat._region import is_region
 from remat._sizes import format_bytes
-from remat.policies import Decision, Policy
+from remat.policies import Decision, Policy, everything, none
 
 # --- over the program
 
@@ -206,7 +206,12 @@ NAME_RULES = (names_on_outputs, names_on_inputs, unnamed_twins, unread_names)
 
 
 def _kept_names(linted: Linted) -> Iterator[tuple[int, str]]:
-    """The `checkpoint_name` equations that the policy keeps, with their names."""
+    """The `checkpoint_name` equations that the policy keeps, with their names.
+
+    None under a policy that keeps everything, where no name makes a difference.
+    """
+    if linted.policy in (none, everything):
+        return
     for position in linted.flow.named("name"):
         name = linted.flow.equation(position).eqn.params["name"]
         if position in linted.flow.decisions and not name.startswith(MARKS):

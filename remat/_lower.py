@@ -48,7 +48,8 @@ def lower_traced(traced: Any, target: Target) -> jax.stages.Lowered:
     """Lower what `trace` returned, for the target it was traced for.
 
     Raises:
-        TargetError: The function calls back to Python, which needs the device.
+        TargetError: The function calls back to Python, which needs the device, or
+            places values on a mesh of other devices.
     """
     if target.attached:
         return traced.lower()
@@ -61,6 +62,14 @@ def lower_traced(traced: Any, target: Target) -> jax.stages.Lowered:
         raise TargetError(
             f"calls back to Python cannot be compiled for {target.name}, which is not "
             f"here: {', '.join(calls)}. Take them out, as by a flag of the model."
+        ) from None
+    except ValueError as error:
+        if "incompatible devices" not in str(error):
+            raise
+        raise TargetError(
+            f"the function places values on a mesh of its own, whose devices are not "
+            f"those of {target.name}. Build the model with a mesh of the target: "
+            f"remat.target({target.name!r}).mesh(shape, names). JAX says: {error}"
         ) from None
 
 

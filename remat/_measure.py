@@ -45,7 +45,7 @@ class Prepared:
     flops: int
     """FLOPs of the step, from its jaxpr, trip counts included."""
     warnings: tuple[str, ...]
-    """What tracing warned about."""
+    """What tracing warned about, deprecations apart."""
     missing_names: tuple[str, ...]
     """Checkpoint names the policy spells out and the program does not emit."""
 
@@ -83,7 +83,7 @@ def prepare(
     others = [
         first_line(warned.message)
         for warned in caught
-        if not isinstance(warned.message, MissingNamesWarning)
+        if not issubclass(warned.category, _NOT_OF_MEMORY)
     ]
     return Prepared(
         lowered=lowered,
@@ -93,6 +93,15 @@ def prepare(
         warnings=tuple(dict.fromkeys(others)),
         missing_names=tuple(dict.fromkeys(missing)),
     )
+
+
+_NOT_OF_MEMORY = (
+    MissingNamesWarning,  # has a field of its own
+    DeprecationWarning,  # for whoever maintains the model
+    PendingDeprecationWarning,
+    FutureWarning,
+)
+"""Warnings of tracing that say nothing of what a step costs."""
 
 
 def forward_flops(loss: Callable[..., Any], setup: Setup) -> int:

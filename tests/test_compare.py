@@ -1,4 +1,5 @@
 import json
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,17 @@ def test_rows_rank_as_the_policies_save(on_h100):
     assert all(row.exact and row.fits for row in on_h100.rows)
     assert on_h100["offload_dots"].host_bytes > 0
     assert none.host_bytes == nothing.host_bytes == 0
+
+
+def test_notes_leave_out_what_is_for_the_models_maintainer():
+    def noisy(ws, x):
+        warnings.warn("use another accessor", DeprecationWarning, stacklevel=1)
+        warnings.warn("asked for float64", UserWarning, stacklevel=1)
+        return scanned(ws, x)
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((2, 2, 4, 4), (2, 4))]
+    found = remat.compare(noisy, *shapes, policies=["nothing"], target="cpu")
+    assert found["nothing"].note == "asked for float64"
 
 
 def test_a_row_is_what_an_independent_compile_says(on_h100):

@@ -428,6 +428,16 @@ def test_functions_with_a_mesh_of_their_own(kind):
 # Models that ask for the wrong device
 
 
+def test_a_mesh_of_other_devices_is_refused_with_what_to_do():
+    here = NamedSharding(Mesh(jax.devices()[:1], ("data",)), PartitionSpec())
+
+    def constrained(x):
+        return jax.lax.with_sharding_constraint(x, here)
+
+    with pytest.raises(remat.TargetError, match=r"remat\.target\('v5e'\)\.mesh"):
+        lower(constrained, (X,), {}, remat.target("v5e"))
+
+
 def asks(x):
     if jax.default_backend() == "tpu":
         return x

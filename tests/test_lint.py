@@ -185,6 +185,15 @@ def test_unread_name():
     assert "nothing uses it" in finding.message
 
 
+@pytest.mark.parametrize("policy", ["none", "everything"])
+def test_names_make_no_difference_where_everything_is_kept(policy):
+    def block(w, x):
+        x = checkpoint_name(x, "input")
+        return x + jnp.sin(checkpoint_name(x @ w, "up").T.T) @ w
+
+    assert not lint(unrolled(block), policy, W, X)
+
+
 # --- what is kept
 
 
