@@ -10,6 +10,7 @@ memory that grows with the number of steps is the carries'.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,6 +26,8 @@ from remat._slices import Slice, constants, evaluate_reading, pass_on, shadows
 
 Policy = Callable[..., Any]
 Arrays = tuple[Any, ...]
+Run = Callable[[Any, Any], tuple[Any, Any]]
+"""From the state and the lowest position to the new state and the stacked ys."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +102,30 @@ def segmented(body: ScanBody, nest: Nest) -> Callable[..., list[Any]]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class _Span:
+    """Segments that are run in turn, and that several times."""
+
+    repeats: int
+    sizes: tuple[int, ...]
+    """Steps in each of the segments."""
+
+    @property
+    def n_steps(self) -> int:
+        return self.repeats * sum(self.sizes)
+
+
+def _spans(pieces: Cut, group: int) -> list[_Span]:
+    """A loop over groups of full segments, then the segments that are left over."""
+    repeats, left = divmod(pieces.count, group)
+    rest = (pieces.rest,) if pieces.rest else ()
+    spans = [
+        _Span(repeats, (pieces.block,) * group),
+        _Span(1, (pieces.block,) * left + rest),
+    ]
+    return [span for span in spans if span.n_steps]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Runner:
     """One run of a nest; its state is the carry and the shadows of the xs."""
 
@@ -113,45 +140,63 @@ class _Runner:
         pieces = cut(n, lengths)
         if pieces is None:
             return self.loop(state, start, n)
-        outermost = lengths == self.nest.lengths
-        # In reverse the rest, which runs last, stands at the low end.
-        main_start = start + pieces.rest if self.body.reverse else start
-        rest_start = start if self.body.reverse else start + pieces.count * pieces.block
-        state, ys = self.full_segments(state, main_start, pieces, lengths, outermost)
-        if pieces.rest:
-            run_rest = self.segment(pieces.rest, lengths, outermost, prevent_cse=True)
-            state, rest_ys = run_rest(state, rest_start)
-            pair = (rest_ys, ys) if self.body.reverse else (ys, rest_ys)
-            ys = jax.tree.map(lambda *parts: lax.concatenate(parts, 0), *pair)
-        return state, ys
+        offload = self.nest.offload_carry and lengths == self.nest.lengths
+        spans = _spans(pieces, group=2 if offload else 1)
 
-    def full_segments(
-        self, state: Any, start: Any, pieces: Cut, lengths: Lengths, outermost: bool
+        def run_span(span: _Span, state: Any, low: Any) -> tuple[Any, Any]:
+            return self.span(span, state, start + low, lengths[1:], offload)
+
+        return self.in_order([(s.n_steps, partial(run_span, s)) for s in spans], state)
+
+    def span(
+        self, span: _Span, state: Any, start: Any, lengths: Lengths, offload: bool
     ) -> tuple[Any, Any]:
-        alone = pieces.count == 1
-        run_one = self.segment(pieces.block, lengths, outermost, prevent_cse=alone)
-        if alone:  # XLA would take a loop of one step apart
-            return run_one(state, start)
-        state, ys = lax.scan(
-            lambda state, i: run_one(state, start + i * pieces.block),
-            state,
-            jnp.arange(pieces.count, dtype=jnp.int32),
-            reverse=self.body.reverse,
+        """Run some segments in turn, and that again and again."""
+        alone = span.repeats == 1  # XLA would take a loop of one step apart
+        segment = partial(
+            self.segment, lengths=lengths, offload=offload, prevent_cse=alone
         )
+
+        def run_once(state: Any, i: Any) -> tuple[Any, Any]:
+            def run_segment(n: int, state: Any, low: Any) -> tuple[Any, Any]:
+                return segment(n)(state, start + i * sum(span.sizes) + low)
+
+            parts = [(n, partial(run_segment, n)) for n in span.sizes]
+            return self.in_order(parts, state)
+
+        if alone:
+            return run_once(state, 0)
+        at = jnp.arange(span.repeats, dtype=jnp.int32)
+        state, ys = lax.scan(run_once, state, at, reverse=self.body.reverse)
         return state, jax.tree.map(lambda y: lax.collapse(y, 0, 2), ys)
 
+    def in_order(self, parts: Sequence[tuple[int, Run]], state: Any) -> tuple[Any, Any]:
+        """Run parts, each of so many steps, from the low end or from the high one."""
+        stacked: list[Any] = []
+        low, high = 0, sum(n for n, _ in parts)
+        for n, run in parts:
+            state, ys = run(state, high - n if self.body.reverse else low)
+            low, high = low + n, high - n
+            stacked.insert(0 if self.body.reverse else len(stacked), ys)
+        if len(stacked) == 1:
+            return state, stacked[0]
+        return state, jax.tree.map(lambda *ys: lax.concatenate(ys, 0), *stacked)
+
     def segment(
-        self, n: int, lengths: Lengths, outermost: bool, *, prevent_cse: bool
-    ) -> Callable[[Any, Any], tuple[Any, Any]]:
+        self, n: int, *, lengths: Lengths, offload: bool, prevent_cse: bool
+    ) -> Run:
         """One segment of `n` steps, as a region that keeps only its input."""
-        boundary = Boundary(offload=self.nest.offload_carry and outermost)
 
         def run_segment(state: Any, start: Any) -> tuple[Any, Any]:
-            if boundary.offload:
-                state = (tuple(map(_named, state[0])), state[1])
-            return self.run(state, start, n, lengths[1:])
+            return self.run(state, start, n, lengths)
 
-        return jax.checkpoint(run_segment, prevent_cse=prevent_cse, policy=boundary)
+        if n == 1 and self.nest.is_region:  # a region keeps no more already
+            region = run_segment
+        else:
+            region = jax.checkpoint(
+                run_segment, prevent_cse=prevent_cse or offload, policy=Boundary()
+            )
+        return _offloading(region) if offload else region
 
     def loop(self, state: Any, start: Any, n: int) -> tuple[Any, Any]:
         """The innermost loop, over `n` steps."""
@@ -183,6 +228,22 @@ class _Runner:
         return jax.checkpoint(
             run_step, prevent_cse=prevent_cse, policy=self.nest.policy
         )
+
+
+def _offloading(region: Run) -> Run:
+    """The region, the carry into which waits in host memory.
+
+    Two of these stand in each step of the loop around. Then going backward the
+    carry of the one, which is used last, comes back while the other is run: no
+    transfer can start before the loop step that uses it. The region inside starts
+    after the transfer and, by its barrier, not before its turn.
+    """
+
+    def run(state: Any, start: Any) -> tuple[Any, Any]:
+        carry, passing = state
+        return region((tuple(map(_named, carry)), passing), start)
+
+    return jax.checkpoint(run, prevent_cse=False, policy=Boundary(offload=True))
 
 
 def _named(leaf: Any) -> Any:

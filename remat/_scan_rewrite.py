@@ -16,6 +16,10 @@ from remat.policies import Policy, as_policy
 AUTO = "auto"
 """The default policy: make a region of the body where that is needed."""
 
+HOST_PRICE = 0.25
+"""What a byte in host memory counts against one on the device, where "sqrt" weighs
+kept carries against kept steps."""
+
 ScanPolicy = Policy | str | Callable[..., Any] | None
 
 
@@ -62,8 +66,11 @@ class ScanOptions:
 
     def lengths(self, n_steps: int, sizes: StepSizes) -> Lengths:
         """The nest for a scan whose steps have these sizes."""
+        costs = sizes.costs
+        if self.offload_carry:
+            costs = dataclasses.replace(costs, carry=costs.carry * HOST_PRICE)
         lengths = lengths_for(
-            n_steps, self.segments, max_saved=self.max_saved, costs=sizes.costs
+            n_steps, self.segments, max_saved=self.max_saved, costs=costs
         )
         # What waits on the host is the input of a segment, if only of one step.
         return (n_steps, 1) if self.offload_carry and len(lengths) == 1 else lengths

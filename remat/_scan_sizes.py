@@ -37,7 +37,7 @@ _UNKNOWN = StepSizes(carry=0, step=0, inner=0)
 
 
 def step_sizes(body: ScanBody, avals: Sequence[Any], nest: Nest) -> StepSizes:
-    """Measure a scan's step by differentiating two steps of it, on shapes alone.
+    """Measure a scan's step by differentiating four steps of it, on shapes alone.
 
     Everything that has a derivative is taken to be differentiated.
 
@@ -46,12 +46,12 @@ def step_sizes(body: ScanBody, avals: Sequence[Any], nest: Nest) -> StepSizes:
         avals: The types of its operands.
         nest: Whether a step is a region, and its policy; lengths are not looked at.
     """
-    two = dataclasses.replace(body, length=2, unroll=1)
-    loop = dataclasses.replace(nest, lengths=(2,), offload_carry=False)
-    cut = dataclasses.replace(loop, lengths=(2, 1))
+    four = dataclasses.replace(body, length=4, unroll=1)
+    loop = dataclasses.replace(nest, lengths=(4,), offload_carry=False)
+    cut = dataclasses.replace(loop, lengths=(2, 2))
     try:
-        by_loop = list(_stacked(two, loop, avals))
-        by_segments = list(_stacked(two, cut, avals))
+        by_loop = list(_stacked(four, loop, avals))
+        by_segments = list(_stacked(four, cut, avals))
     except Exception:  # A body that cannot be differentiated can still be run.
         return _UNKNOWN
     return StepSizes(
