@@ -91,15 +91,23 @@ def undone_by_cse(linted: Linted) -> Iterator[Finding]:
 
 
 def overridden_policy(linted: Linted) -> Iterator[Finding]:
-    """An inner region whose policy the region around it replaces."""
+    """An inner region with another policy than the region around it.
+
+    The outer policy decides what the forward pass keeps. The inner one counts when the
+    outer region is recomputed, which is what cutting a scan in segments is for.
+    """
     outer = linted.outer
     if outer is not None and linted.policy != outer.policy:
+        is_step_of_outer = linted.region.times > outer.region.times
         yield linted.finding(
             "overridden-policy",
-            "warning",
-            f"its policy ({_named(linted)}) does not count: the region around it, "
-            f"{outer.region.path!r} ({_named(outer)}), decides for all inside.",
-            "Remove one of the two regions.",
+            "info" if is_step_of_outer else "warning",
+            f"its policy ({_named(linted)}) does not decide what the forward pass "
+            f"keeps: the region around it, {outer.region.path!r} ({_named(outer)}), "
+            "decides that for all inside. It counts only while that region is "
+            "recomputed.",
+            "Leave both where that is meant, as in a scan that is cut in segments; "
+            "otherwise remove the outer one.",
         )
 
 

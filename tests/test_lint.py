@@ -15,6 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import remat
 from remat import policies, testing
+from remat._cost_jaxpr import jaxpr_cost
 from remat._lint import Finding, lint
 from remat._lint_program import program_of
 from tests.helpers import stable_id
@@ -419,6 +420,26 @@ def test_overridden_policy():
     same = nested(JAX.dots_saveable, JAX.dots_saveable)
     assert not found("overridden-policy", same, None, W, X)
     assert not found("overridden-policy", loss, "save_dots", W, X)
+
+
+def test_overridden_policy_counts_in_the_recompute_of_a_segment():
+    def cut(inner):
+        layer = jax.checkpoint(plain, policy=inner, prevent_cse=False)
+
+        def loss(w, x):
+            step = lambda x, _: (layer(w, x), None)  # noqa: E731
+            segment = lambda x, _: jax.lax.scan(step, x, None, length=3)  # noqa: E731
+            return jax.lax.scan(jax.checkpoint(segment), x, None, length=4)[0].sum()
+
+        return loss
+
+    (finding,) = found("overridden-policy", cut(JAX.dots_saveable), None, W, X)
+    assert finding.severity == "info" and "segments" in finding.fix
+
+    def flops(inner):
+        return jaxpr_cost(jax.make_jaxpr(jax.grad(cut(inner)))(W, X)).flops
+
+    assert flops(JAX.dots_saveable) < flops(JAX.nothing_saveable)
 
 
 def test_elementwise_region():
