@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 _UNITS = {
     "": 1,
@@ -41,7 +42,7 @@ def parse_bytes(size: int | float | str) -> int:
         raise SizeError(
             f"{size!r} is not a size; write bytes as in 12GiB, 800MiB, 16GB or 1024"
         )
-    n_bytes = int(float(match[1]) * known[match[2].lower()])
+    n_bytes = int(Decimal(match[1]) * known[match[2].lower()])
     if n_bytes <= 0:
         raise SizeError(f"{size!r} is not a positive size; write it as in 12GiB")
     return n_bytes
