@@ -30,6 +30,7 @@ from remat._plan._errors import PlanError as PlanError
 from remat._plan._plan import plan as plan
 from remat._plan._plan_file import Plan as Plan
 from remat._read_dump import report_from_dump as report_from_dump
+from remat._regions import CapturedModuleError as CapturedModuleError
 from remat._regions import MissingNamesWarning as MissingNamesWarning
 from remat._regions import NoNamesFound as NoNamesFound
 from remat._regions import Region as Region
