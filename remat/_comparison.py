@@ -15,6 +15,7 @@ from remat._files import write_text
 from remat._report import MemoryReport
 from remat._sizes import format_bytes
 from remat._targets import Target
+from remat._why import why
 
 SCHEMA = "remat.comparison/1"
 
@@ -117,6 +118,14 @@ class Comparison:
             f"no row for {policy!r}; rows: {', '.join(r.policy for r in self.rows)}"
         )
 
+    def explain(self) -> tuple[str, ...]:
+        """Three lines: what the best policy changed at the peak, and what it costs.
+
+        Against no remat; where that is the best, against the policy that needs least.
+        Empty where no policy fits or nothing comparable was compiled.
+        """
+        return why(self)
+
     def to_dict(self) -> dict[str, Any]:
         """The comparison as JSON-ready data: the content of `remat compare --json`."""
         return {
@@ -127,6 +136,7 @@ class Comparison:
             "budget_bytes": self.budget_bytes,
             "best": self.best,
             "advice": self.advice,
+            "why": list(self.explain()),
             "rows": [row.to_dict() for row in self.rows],
             "skipped": [dataclasses.asdict(s) for s in self.skipped],
             "failed": [dataclasses.asdict(f) for f in self.failed],

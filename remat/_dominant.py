@@ -36,6 +36,8 @@ def dominant(report: MemoryReport) -> tuple[Finding, ...]:
     """
     buffers = [b for b in report.buffers if b.memory_space == DEVICE]
     live = sum(buffer.bytes for buffer in buffers)
+    if not live:
+        return ()
     rules = (
         _one_value,
         _microbatches,
@@ -123,7 +125,8 @@ def _stacked_parameters(buffers: list[Buffer], live: int) -> Iterator[Finding]:
     stacks = [
         one
         for one in buffers
-        if one.category in kinds and one.n_stacked > 1 and one.shape[1:] in shapes
+        if one.category in kinds and one.shape[1:] in shapes
+        if one.category == "outputs" or one.n_stacked > 1
     ]
     if not stacks or _bytes(stacks) < RULES * live:
         return
@@ -134,7 +137,7 @@ def _stacked_parameters(buffers: list[Buffer], live: int) -> Iterator[Finding]:
         where=largest.module_path or "",
         source=largest.source,
         message=(
-            f"{largest.n_stacked} copies of parameters are stacked as a scan's "
+            f"{largest.shape[0]} copies of parameters are stacked as a scan's "
             f"output, {_share(_bytes(stacks), live)}."
         ),
         fix="Return them as the scan's carry only, and the last ones at the end.",

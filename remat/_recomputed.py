@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from remat._cost_jaxpr import equation_cost, jaxpr_cost
@@ -153,9 +154,8 @@ def _region(eqn: Any, times: int, in_loop: bool) -> ExpectedRegion:
     ]
     costs = [equation_cost(inner) for inner in again]
     prevent = eqn.params["prevent_cse"]
-    name = parse_op_name(f"{eqn.source_info.name_stack}/remat")
     return ExpectedRegion(
-        module_path=name.module_path or "",
+        module_path=_path(eqn, again),
         source=_line(eqn, again),
         n_regions=times,
         prevent_cse=prevent if isinstance(prevent, bool) else any(prevent),
@@ -164,6 +164,15 @@ def _region(eqn: Any, times: int, in_loop: bool) -> ExpectedRegion:
         matmul_flops=times * sum(cost.matmul_flops for cost in costs),
         flops=times * sum(cost.flops for cost in costs),
     )
+
+
+def _path(region: Any, inside: list[Any]) -> str:
+    """The modules that all of a region is in, those it opens itself included."""
+    outer = region.source_info.name_stack
+    names = [f"{outer}/{inner.source_info.name_stack}/" for inner in inside]
+    paths = [(parse_op_name(name).module_path or "").split("/") for name in names]
+    levels = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+    return "/".join(parts[0] for parts in levels)
 
 
 def _line(region: Any, inside: list[Any]) -> str | None:

@@ -47,6 +47,7 @@ def comparison_table(comparison: Comparison, width: int = 140) -> RenderableType
     return Group(
         table,
         Text(comparison.advice, style="bold"),
+        *(Text(line) for line in comparison.explain()),
         Text("\n".join(_notes(comparison)), style="dim"),
     )
 
@@ -88,11 +89,13 @@ def comparison_html(comparison: Comparison) -> str:
             for cell in cells(row, none, comparison.best)
         )
         lines.append(f'<tr{weight} title="{html.escape(row.note)}">{inside}</tr>')
+    why = "<br>".join(html.escape(line) for line in comparison.explain())
     notes = "<br>".join(html.escape(line) for line in _notes(comparison))
     return (
         f"<table><caption>{html.escape(_title(comparison))}</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-        f"<p><b>{html.escape(comparison.advice)}</b></p><p><small>{notes}</small></p>"
+        f"<p><b>{html.escape(comparison.advice)}</b></p>"
+        f"<p>{why}</p><p><small>{notes}</small></p>"
     )
 
 
