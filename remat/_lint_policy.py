@@ -82,9 +82,10 @@ def _no_module_fits(linted: Linted) -> tuple[str, str]:
     shown = ", ".join(map(repr, paths[:8]))
     more = f" and {len(paths) - 8} more" if len(paths) > 8 else ""
     return (
-        f" It chooses by module and matched no value. The region's values are made "
-        f"in: {shown}{more}.",
-        "Write a pattern that fits one of these; ",
+        f" It chooses by module and matched no value. Inside the region, values are "
+        f"made in: {shown}{more}.",
+        "Write a pattern that fits one of these, or choose regions by their paths, "
+        "{pattern: policy}; ",
     )
 
 
