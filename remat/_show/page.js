@@ -283,14 +283,27 @@ function treemap() {
     return node;
   }
 
+  /* Few modules say little: the largest are shown as what is in them. */
+  function shown(node) {
+    const items = [...only_child(node).children.values()];
+    while (items.length < 12) {
+      items.sort((a, b) => b.bytes - a.bytes);
+      const i = items.findIndex((one) => one.children.size > 1);
+      if (i < 0) break;
+      const [opened] = items.splice(i, 1);
+      for (const child of opened.children.values())
+        items.push({ ...child, name: `${opened.name}/${child.name}` });
+    }
+    return items.sort((a, b) => b.bytes - a.bytes);
+  }
+
   function draw(focus) {
     const here = path[path.length - 1], tiles = $(".tiles", section);
     tiles.replaceChildren();
     $("nav", section).replaceChildren(...path.map((node, i) => make("button", {
       onclick: () => { path = path.slice(0, i + 1); draw(true); },
     }, `${node.name} ${size(node.bytes)}`)));
-    const items = [...only_child(here).children.values()].sort((a, b) => b.bytes - a.bytes);
-    squarify(items, 0, 0, tiles.clientWidth, tiles.clientHeight, (node, x, y, w, h) => {
+    squarify(shown(here), 0, 0, tiles.clientWidth, tiles.clientHeight, (node, x, y, w, h) => {
       const [category] = Object.entries(node.sizes).sort((a, b) => b[1] - a[1])[0];
       const text = `${node.name} ${size(node.bytes)} (${percent(node.bytes, path[0].bytes)}, ${category})`;
       const tile = make("button", {
