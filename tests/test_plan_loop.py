@@ -60,6 +60,7 @@ def test_what_it_says_is_what_an_independent_compile_says(on_h100):
     fn = jax.jit(jax.value_and_grad(on_h100.apply(unrolled)))
     compiled = fn.trace(*shapes).lower(lowering_platforms=("cuda",)).compile()
     xla = compiled.memory_analysis()
+    assert xla is not None
     held = xla.argument_size_in_bytes + xla.output_size_in_bytes
     # XLA for GPUs tunes its kernels anew each time: scratch space differs a little.
     assert held + xla.temp_size_in_bytes == pytest.approx(on_h100.peak_bytes, rel=1e-3)
@@ -176,7 +177,8 @@ def test_the_curve_and_the_policies_on_it():
     kept = [point.kept_bytes for point in curve.points]
     times = [point.recompute_s for point in curve.points]
     assert kept == sorted(kept) and times == sorted(times, reverse=True)
-    assert curve.points[0].peak_bytes < curve.points[-1].peak_bytes
+    least, most = curve.points[0].peak_bytes, curve.points[-1].peak_bytes
+    assert least is not None and most is not None and least < most
     assert {"nothing", "save_dots"} <= {n for p in curve.named for n in p.policies}
     assert len(curve.plot().data) == 3 and "frontier" in str(curve)
     with pytest.raises(remat.PlanError, match="at least 2"):
@@ -192,7 +194,7 @@ def test_the_next_point_is_on_the_line_between_what_fits_and_what_does_not():
         Sample(kept_bytes=1000, peak_bytes=600),
     ]
     wanted = next_kept_bytes(samples, 350)
-    assert 480 <= wanted <= 500
+    assert wanted is not None and 480 <= wanted <= 500
     assert predict_peak(samples, 500) == 350
     assert next_kept_bytes(samples, 50) is None
 
@@ -210,6 +212,7 @@ def test_the_bracket_holds_whatever_the_compiler_answers(pairs, budget):
     if below is None:
         assert wanted is None
         return
+    assert wanted is not None
     assert below.peak_bytes <= budget and wanted >= below.kept_bytes
     if above is not None:
         assert above.peak_bytes > budget
