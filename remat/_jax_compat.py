@@ -22,6 +22,7 @@ from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
 from jax._src.ad_checkpoint import name_p as name_p  # exported by JAX after 0.10.2
 from jax._src.ad_checkpoint import remat_p as _remat_p  # 0.10.2 - 0.12.0.1
+from jax._src.lax import lax as _lax
 
 # 0.12 keeps this name as another one for Jaxpr.
 from jax.extend.core import ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
@@ -440,3 +441,15 @@ def at_place_of(eqn: jec.JaxprEqn, *, check_vma: bool) -> Iterator[None]:
         _config._check_vma(check_vma),
     ):
         yield
+
+
+def is_weak(atom: Any) -> bool:
+    """Whether a variable's type is weak, as a Python number's is."""
+    return getattr(atom.aval, "weak_type", False)
+
+
+def with_weak_type(x: Any, weak_type: bool) -> Any:
+    """The array with its type weak, or not."""
+    if getattr(jax.typeof(x), "weak_type", False) == weak_type:
+        return x
+    return _lax._convert_element_type(x, weak_type=weak_type)

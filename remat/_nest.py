@@ -96,7 +96,10 @@ def segmented(body: ScanBody, nest: Nest) -> Callable[..., list[Any]]:
         consts, carry, xs = body.split(operands)
         runner = _Runner(body, nest, consts, constants(xs))
         (carry, _), ys = runner.run((carry, shadows(xs)), 0, body.length, nest.lengths)
-        return [*carry, *ys]
+        # Its first carry alone may be weakly typed, and so the first segment's ys.
+        ys_vars = compat.open_jaxpr(body.closed).outvars[body.n_carry :]
+        weak = [compat.is_weak(var) for var in ys_vars]
+        return [*carry, *map(compat.with_weak_type, ys, weak)]
 
     return segmented_scan
 

@@ -220,7 +220,7 @@ def test_weak_and_promoted_carries(init, segments):
     ],
 )
 def test_errors_are_those_of_lax_scan(call):
-    with pytest.raises((TypeError, ValueError)) as wanted:
+    with pytest.raises(Exception) as wanted:
         call(lax.scan)
     with pytest.raises(type(wanted.value)) as given_error:
         call(remat.scan)
@@ -238,7 +238,7 @@ def test_errors_are_those_of_lax_scan(call):
         ({"max_saved": 2}, remat.SegmentsError, "give at least"),
         ({"max_saved": 0}, remat.SegmentsError, "at least 1 carry, got 0"),
         ({"policy": "nothin"}, remat.policies.PolicyError, "nothing"),
-        ({"policy": ["a"]}, remat.policies.PolicyError, "one policy is needed"),
+        ({"policy": ["a"]}, remat.policies.PolicyError, "got a list"),
     ],
 )
 def test_own_errors(options, error, message):

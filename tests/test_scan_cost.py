@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.extend.core as jec
@@ -98,7 +99,8 @@ def residual_bytes(fn, *args):
     jaxpr = getattr(program, "jaxpr", program)
     made = {var for eqn in jaxpr.eqns for var in eqn.outvars}
     kept = {var for var in jaxpr.outvars if not isinstance(var, jec.Literal)} & made
-    return sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in kept)
+    types: list[Any] = [v.aval for v in kept]
+    return sum(math.prod(a.shape) * a.dtype.itemsize for a in types)
 
 
 @pytest.mark.parametrize("n", [25, 97, 1000])
