@@ -96,7 +96,7 @@ def build_step(
 
     value_and_grad = jax.value_and_grad(loss_of, has_aux=has_aux)
     if optimizer is None:
-        return _gradient_step(loss_of, value_and_grad, trainable, others)
+        return _gradient_step(loss_of, value_and_grad, trainable, others, has_aux)
     return _optimizer_step(loss_of, value_and_grad, trainable, others, optimizer)
 
 
@@ -126,10 +126,11 @@ def _own_step(loss, step, args, kwargs, optimizer) -> Step:
     )
 
 
-def _gradient_step(loss_of, value_and_grad, trainable, others) -> Step:
+def _gradient_step(loss_of, value_and_grad, trainable, others, has_aux) -> Step:
     def gradient_step(trainable: Any, others: Any) -> Any:
         value, grads = value_and_grad(trainable, others)
-        return grads, value
+        # The aux goes last: how many arrays it holds is not known before tracing.
+        return (value[0], grads, value[1]) if has_aux else (value, grads)
 
     return Step(
         fn=gradient_step,
@@ -137,7 +138,7 @@ def _gradient_step(loss_of, value_and_grad, trainable, others) -> Step:
         donate_argnums=(),
         roles=Roles(
             arguments=_roles(parameters=trainable, batch=others),
-            outputs=_roles(gradients=trainable),
+            outputs=(("outputs", "loss"), *_roles(gradients=trainable)),
         ),
         forward=loss_of,
         forward_args=(trainable, others),

@@ -36,7 +36,7 @@ def scanned(ws, x):
 @pytest.fixture(scope="module")
 def on_h100():
     return remat.compare(
-        loss,
+        scanned,
         WS,
         X,
         policies=["none", "save_dots", "nothing", "offload_dots", "save_out_proj"],
@@ -69,7 +69,7 @@ def test_a_row_is_what_an_independent_compile_says(on_h100):
     shapes = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in (WS, X)
     ]
-    fn = jax.jit(jax.value_and_grad(remat.with_policy(loss, "save_dots")))
+    fn = jax.jit(jax.value_and_grad(remat.with_policy(scanned, "save_dots")))
     compiled = fn.trace(*shapes).lower(lowering_platforms=("cuda",)).compile()
     xla, row = compiled.memory_analysis(), on_h100["save_dots"]
     assert xla is not None
@@ -146,12 +146,12 @@ def test_equal_programs_are_compiled_once_and_answers_are_kept(tmp_path, monkeyp
 
 def test_a_budget_decides_what_fits():
     options = {"policies": ["none", "nothing"], "target": "cpu"}
-    whole = remat.compare(loss, WS, X, **options)
+    whole = remat.compare(scanned, WS, X, **options)
     between = (whole["none"].peak_bytes + whole["nothing"].peak_bytes) // 2
-    found = remat.compare(loss, WS, X, budget=between, **options)
+    found = remat.compare(scanned, WS, X, budget=between, **options)
     assert (found["none"].fits, found["nothing"].fits) == (False, True)
     assert found.best == "nothing" and "needs" in found["none"].note
-    least = remat.compare(loss, WS, X, budget="1KiB", **options)
+    least = remat.compare(scanned, WS, X, budget="1KiB", **options)
     assert least.best is None and "No policy fits" in least.advice
 
 

@@ -22,7 +22,7 @@ X = jnp.arange(8.0).reshape(2, 4)
 
 def test_gradients_are_the_losses_own():
     step = build_step(loss, (PARAMS, X))
-    grads, value = step.fn(*step.args)
+    value, grads = step.fn(*step.args)
     expected_value, expected = jax.value_and_grad(loss)(PARAMS, X)
     assert value == expected_value
     assert jnp.array_equal(grads[0]["a"], expected["a"])
@@ -32,7 +32,7 @@ def test_gradients_are_the_losses_own():
         ("parameters", "0/b"),
         ("batch", "1/1"),
     )
-    assert {role for role, _ in step.roles.outputs} == {"gradients"}
+    assert [role for role, _ in step.roles.outputs] == ["outputs", *["gradients"] * 2]
 
 
 def test_an_optimizer_is_part_of_the_step_and_donates():
@@ -63,7 +63,7 @@ def test_argnums_has_aux_and_keywords():
     step = build_step(
         other, (X, jnp.ones((4, 4))), argnums=1, has_aux=True, kwargs={"scale": 2.0}
     )
-    grads, (value, aux) = step.fn(*step.args)
+    value, grads, aux = step.fn(*step.args)
     assert jnp.array_equal(grads[0], jnp.tile(2 * X.sum(0)[:, None], (1, 4)))
     assert value == 2 * (X @ jnp.ones((4, 4))).sum() and "aux" in aux
 
@@ -71,7 +71,7 @@ def test_argnums_has_aux_and_keywords():
 def test_equinox_modules_train_their_arrays_only():
     model = eqx.nn.MLP(4, 4, 8, 1, key=jax.random.key(0))
     step = build_step(lambda m, x: jnp.sum(jax.vmap(m)(x) ** 2), (model, X))
-    grads, _ = step.fn(*step.args)
+    _, grads = step.fn(*step.args)
     expected = eqx.filter_grad(lambda m: jnp.sum(jax.vmap(m)(X) ** 2))(model)
     ours, theirs = jax.tree.leaves(grads), jax.tree.leaves(expected)
     assert all(jnp.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
@@ -89,7 +89,7 @@ def test_nnx_modules_train_their_parameters_only():
 
     model = Net(nnx.Rngs(0))
     step = build_step(lambda m, x: jnp.sum(m(x) ** 2), (model, X))
-    grads, value = step.fn(*step.args)
+    value, grads = step.fn(*step.args)
     assert len(jax.tree.leaves(grads)) == 4
     assert jnp.isfinite(value)
 
