@@ -197,7 +197,7 @@ class _Runner:
             region = run_segment
         else:
             region = jax.checkpoint(
-                run_segment, prevent_cse=prevent_cse or offload, policy=Boundary()
+                run_segment, prevent_cse=_pin(prevent_cse or offload), policy=Boundary()
             )
         return _offloading(region) if offload else region
 
@@ -229,8 +229,17 @@ class _Runner:
         if not self.nest.is_region:
             return run_step
         return jax.checkpoint(
-            run_step, prevent_cse=prevent_cse, policy=self.nest.policy
+            run_step, prevent_cse=_pin(prevent_cse), policy=self.nest.policy
         )
+
+
+def _pin(prevent_cse: bool) -> Any:
+    """For a region of `(carry, shadows), position`: a barrier for the carry alone.
+
+    All that a backward pass repeats depends on the carry. Constants and xs may be
+    whole models, what XLA has made of those (a cast, say) is better shared.
+    """
+    return ((True, False), False) if prevent_cse else False
 
 
 def _offloading(region: Run) -> Run:
