@@ -95,6 +95,8 @@ def scan(
         1.0486
     """
     options = ScanOptions.of(policy, segments, max_saved, offload_carry)
+    if not all(hasattr(x, "shape") for x in jax.tree.leaves(xs)):
+        return lax.scan(f, init, xs, length, reverse, unroll)  # which says so
     leaves, treedef = jax.tree.flatten((init, xs))
 
     def plain(*flat: Any) -> Any:

@@ -62,12 +62,14 @@ def test_equals_lax_scan_in_every_way(n, name, reverse, levels):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", ["counter", "gate"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("counter", marks=pytest.mark.slow), "gate"]
+)
 def test_equals_lax_scan_with_every_option(name, options):
     assert_equals_lax(name, 23, reverse=False, **options)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(
     n=st.integers(0, 60),
     lengths=st.lists(st.integers(1, 5), min_size=0, max_size=3),
