@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -55,6 +56,9 @@ DEFAULT_POLICIES = (
 
 FLOOR_MARGIN = 0.35
 """A floor this close below the limit does not settle whether the program fits."""
+
+N_CANDIDATES = 3
+"""Programs compiled in full because their floors make them likely to be the best."""
 
 N_WORKERS = 2
 """Compiles that run side by side."""
@@ -277,7 +281,7 @@ class _Session:
         )
 
     def _compile_what_matters(self, rows: dict[str, Row | None]) -> None:
-        """Full compiles where a floor settles nothing, and for the best row."""
+        """Full compiles where a floor settles nothing, and of what could be best."""
         floors = {label: row for label, row in rows.items() if row is not None}
         threshold = (1 - FLOOR_MARGIN) * self.limit_bytes
         wanted = [
@@ -286,24 +290,26 @@ class _Session:
             # Savings are against `none`, so that one has to be right.
             if row.peak_bytes >= threshold or label == "none"
         ]
-        wanted = wanted or self._hopeful(rows)
-        while wanted:
-            for label in wanted:
-                self._submit(label, probe=False)
-            for label in wanted:
-                rows[label] = self._row(label, False, floors[label].floor_bytes)
-            _calibrate(rows, floors)
-            wanted = self._hopeful(rows)
+        hopeful = [row for row in floors.values() if row.fits is not False]
+        hopeful.sort(key=lambda row: (row.estimated_step_s or 0.0, row.peak_bytes))
+        wanted += self._first_programs(hopeful, wanted)
+        for label in wanted:
+            self._submit(label, probe=False)
+        for label in wanted:
+            rows[label] = self._row(label, False, floors[label].floor_bytes)
+        _calibrate(rows, floors)
 
-    def _hopeful(self, rows: Mapping[str, Row | None]) -> list[str]:
-        """The row that would be recommended if every floor held, unless exact."""
-        hopeful = [
-            row if row.exact else dataclasses.replace(row, fits=row.fits is not False)
-            for row in rows.values()
-            if row is not None
-        ]
-        best = best_row(hopeful)
-        return [best.policy] if best is not None and not best.exact else []
+    def _first_programs(self, rows: Sequence[Row], known: Sequence[str]) -> list[str]:
+        """The rows of the first `N_CANDIDATES` programs that are not known yet."""
+        seen = {self.prepared[label].key for label in known}
+        limit = len(seen) + N_CANDIDATES
+        found = []
+        for row in rows:
+            key = self.prepared[row.policy].key
+            if row.policy not in known and (key in seen or len(seen) < limit):
+                seen.add(key)
+                found.append(row.policy)
+        return found
 
 
 _SHARED = (
@@ -322,17 +328,20 @@ _SHARED = (
 def _calibrate(rows: dict[str, Row | None], floors: Mapping[str, Row]) -> None:
     """Puts the time estimates of floors on the scale of full compiles.
 
-    A program squeezed to its floor is slower than the one that would run. How much is
-    known for the rows that were compiled in full, above all for `none`.
+    A program squeezed to its floor is not the one that would run. The rows that were
+    compiled in full tell by how much the estimates differ.
     """
-    both = [label for label, row in rows.items() if row is not None and row.exact]
-    label = "none" if "none" in both else both[0] if both else None
-    full = rows[label] if label else None
-    if full is None or not full.estimated_step_s:
+    ratios = [
+        row.estimated_step_s / floors[label].estimated_step_s
+        for label, row in rows.items()
+        if row is not None and row.exact and row.estimated_step_s
+        if floors[label].estimated_step_s
+    ]
+    if not ratios:
         return
-    scale = full.estimated_step_s / (floors[full.policy].estimated_step_s or math.inf)
+    scale = statistics.median(ratios)
     for label, row in rows.items():
-        if row is not None and not row.exact and scale:
+        if row is not None and not row.exact:
             time = floors[label].estimated_step_s
             rows[label] = dataclasses.replace(
                 row, estimated_step_s=time and scale * time
