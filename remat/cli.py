@@ -6,15 +6,23 @@ for an absent device needs, and keep the noise of compilers off the terminal.
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from remat._cli_frame import (
+    check_path,
+    command,
+    dumped,
+    is_dump,
+    load,
+    one_policy,
+    progress,
+    settings_of,
+    show,
+    split_policies,
+)
 
 app = typer.Typer(
     name="remat",
@@ -97,19 +105,19 @@ def compare(
     debug: Debug = False,
 ) -> None:
     """Compile a training step under each policy and say which one to use."""
-    with _command(target, debug):
+    with command(target, debug):
         import remat
         from remat._show.comparison import comparison_table
 
         for path in (json, html):
-            _check_writable(path)
-        loaded = _load(model, batch, seq)
-        settings = _settings(loaded, optimizer, compiler_option)
-        with _progress(debug) as say:
+            check_path(path)
+        loaded = load(model, batch, seq)
+        settings = settings_of(loaded, optimizer, compiler_option)
+        with progress(debug) as say:
             result = remat.compare(
                 loaded.loss,
                 *loaded.args,
-                policies=_split_policies(policies),
+                policies=split_policies(policies),
                 target=target,
                 budget=budget,
                 exact=exact,
@@ -118,11 +126,11 @@ def compare(
                 on_progress=say,
                 **settings,
             )
-        _print(lambda width: comparison_table(result, width))
+        show(lambda width: comparison_table(result, width))
         for path, write in ((json, result.to_json), (html, result.to_html)):
             if path is not None:
                 write(path)
-                _print(f"wrote {path}")
+                show(f"wrote {path}")
 
 
 @app.command()
@@ -142,28 +150,28 @@ def fit(
     debug: Debug = False,
 ) -> None:
     """Find the largest batch or sequence that fits under each policy."""
-    with _command(target, debug):
+    with command(target, debug):
         import remat
         from remat._show.fit import fit_table
 
-        _check_writable(json)
+        check_path(json)
         sizes = {"batch": batch, "seq": seq}
         if largest not in sizes:
             raise ValueError(f"--max takes batch or seq, but was given {largest!r}")
-        loaded = _load(model, batch, seq)
-        settings = _settings(loaded, optimizer, compiler_option)
+        loaded = load(model, batch, seq)
+        settings = settings_of(loaded, optimizer, compiler_option)
 
         def build(size: int) -> tuple[Any, tuple[Any, ...]]:
-            built = _load(model, **{**sizes, largest: size})
+            built = load(model, **{**sizes, largest: size})
             return built.loss, built.args
 
         start = sizes[largest] or loaded.describe.get(largest)
-        with _progress(debug) as say:
+        with progress(debug) as say:
             result = remat.fit(
                 build,
                 start=start or 1,
                 multiple_of=1 if largest == "batch" else 128,
-                policies=_split_policies(policies) or ("none", "save_dots", "nothing"),
+                policies=split_policies(policies) or ("none", "save_dots", "nothing"),
                 target=target,
                 budget=budget,
                 what=largest,
@@ -172,10 +180,10 @@ def fit(
                 on_progress=say,
                 **settings,
             )
-        _print(fit_table(result))
+        show(fit_table(result))
         if json is not None:
             result.to_json(json)
-            _print(f"wrote {json}")
+            show(f"wrote {json}")
 
 
 @app.command()
@@ -203,16 +211,16 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Choose what each layer keeps so that a step uses a memory budget well."""
-    with _command(target, debug):
+    with command(target, debug):
         import remat
         from remat._show.plan import plan_tables
 
-        _check_writable(output)
+        check_path(output)
         if output is not None and output.exists() and not overwrite:
             raise ValueError(f"{output} exists; pass --overwrite to replace it")
-        loaded = _load(model, batch, seq)
-        settings = _settings(loaded, optimizer, compiler_option)
-        with _progress(debug) as say:
+        loaded = load(model, batch, seq)
+        settings = settings_of(loaded, optimizer, compiler_option)
+        with progress(debug) as say:
             result = remat.plan(
                 loaded.loss,
                 *loaded.args,
@@ -225,10 +233,10 @@ def plan(
                 on_progress=say,
                 **settings,
             )
-        _print(plan_tables(result))
+        show(plan_tables(result))
         if output is not None:
             result.save(output, overwrite=overwrite)
-            _print(f"wrote {output}")
+            show(f"wrote {output}")
 
 
 @app.command()
@@ -246,7 +254,7 @@ def check(
     debug: Debug = False,
 ) -> None:
     """Compile what plans are for again; exit 1 where a peak exceeds or drifts."""
-    with _command("any", debug):
+    with command("any", debug):
         import remat
 
         paths = [*(plans or ()), *(sorted(folder.glob("*.json")) if folder else ())]
@@ -256,7 +264,7 @@ def check(
             )
         checks = [remat.check_plan(path, tolerance=tolerance) for path in paths]
         for path, checked in zip(paths, checks, strict=True):
-            _print(f"{path}: {checked}")
+            show(f"{path}: {checked}")
     if not all(checked.ok for checked in checks):
         raise typer.Exit(1)
 
@@ -296,40 +304,99 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Say what fills the memory of a compiled step, and what its policy did."""
-    with _command(target or "any", debug):
+    with command(target or "any", debug):
         from remat._show.explanation import explanation_view
 
         for path in (json, html, pprof):
-            _check_writable(path)
-        if _is_dump(model):
-            found = _dumped(model, against, target)
+            check_path(path)
+        if is_dump(model):
+            found = dumped(model, against, target)
         else:
             from remat._explain_step import explain
 
-            loaded = _load(model, batch, seq)
-            settings = _settings(loaded, optimizer, compiler_option)
-            with _progress(debug) as say:
+            loaded = load(model, batch, seq)
+            settings = settings_of(loaded, optimizer, compiler_option)
+            with progress(debug) as say:
                 found = explain(
                     loaded.loss,
                     *loaded.args,
-                    policy=_one_policy(policy),
-                    against=_one_policy(against),
+                    policy=one_policy(policy),
+                    against=one_policy(against),
                     target=target,
                     on_progress=say,
                     **settings,
                 )
-        _print(lambda width: explanation_view(found, width))
+        show(lambda width: explanation_view(found, width))
         for path in found.write(json=json, html=html, pprof=pprof):
-            _print(f"wrote {path}")
+            show(f"wrote {path}")
+
+
+@app.command()
+def train(
+    model: Annotated[str, typer.Argument(metavar="PRESET", help="Such as gpt2-tiny.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="The run's directory.")
+    ],
+    steps: Annotated[
+        int, typer.Option("--steps", help="The run's last step, from its start.")
+    ] = 200,
+    policy: Annotated[
+        str, typer.Option("--policy", help="A policy, or a plan's file.")
+    ] = "nothing",
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="FILE", help="Text; default: Python's help."),
+    ] = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    accumulate: Annotated[
+        int | None, typer.Option("--accumulate", help="Passes averaged into a step.")
+    ] = None,
+    horizon: Annotated[
+        int | None, typer.Option("--horizon", help="Last step of the schedule.")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", help="At its highest.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int, typer.Option("--checkpoint-every", help="Steps between checkpoints.")
+    ] = 100,
+    debug: Debug = False,
+) -> None:
+    """Train a preset, or go on with a run where its last checkpoint is."""
+    with command(None, debug):
+        from remat import models
+
+        with models.progress_bar(steps) as on_step:
+            done = models.train(
+                model,
+                out=out,
+                steps=steps,
+                policy=policy if policy.endswith(".json") else one_policy(policy),
+                data=data,
+                batch=batch,
+                seq=seq,
+                accumulate=accumulate,
+                horizon=horizon,
+                learning_rate=learning_rate,
+                checkpoint_every=checkpoint_every,
+                on_step=on_step,
+                say=show,
+            )
+        show(f"step {done.step}: held-out loss {done.held_out_loss:.3f} nats")
+        if done.accuracy is not None:
+            show(f"accuracy {done.accuracy:.1%}")
+        if done.sample:
+            typer.echo(f"sample: {done.sample!r}")
 
 
 @app.command()
 def targets(debug: Debug = False) -> None:
     """List the devices that can be named, and which can be compiled for here."""
-    with _command("any", debug):
+    with command("any", debug):
         from remat._show.targets import targets_table
 
-        _print(targets_table())
+        show(targets_table())
 
 
 @app.command()
@@ -338,171 +405,12 @@ def policies(
     debug: Debug = False,
 ) -> None:
     """List the named policies, or show one in full."""
-    with _command(None, debug):
+    with command(None, debug):
         from remat._show.policies import policies_table, policy_page
 
-        _print(policies_table() if name is None else policy_page(name))
+        show(policies_table() if name is None else policy_page(name))
 
 
 def main() -> None:
     """Runs the command; unexpected failures are one line, with `--debug` in full."""
     app()
-
-
-@contextmanager
-def _command(target: str | None, debug: bool) -> Iterator[None]:
-    """The frame of every command: quiet compilers, clear errors, exit codes."""
-    if not debug:
-        _silence()
-    from remat._targets import quiet_environment
-
-    try:
-        if target is not None and target != "cpu":
-            quiet_environment()
-        yield
-    except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
-        sys.stderr.flush()
-        # Compiles that run in threads cannot be stopped, and exiting would wait.
-        from remat._dump import remove_folders
-
-        remove_folders()
-        os._exit(130)
-    except (ValueError, ImportError) as error:
-        if debug:
-            raise
-        _fail(error, 2)
-    except Exception as error:
-        if debug:
-            raise
-        _fail(f"{type(error).__name__}: {error} (--debug shows the traceback)", 1)
-
-
-def _fail(error: object, code: int) -> None:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    raise typer.Exit(code)
-
-
-def _silence() -> None:
-    """Keeps what compilers write to file descriptor 2 off the terminal.
-
-    libtpu and the CUDA plugin write before their own log levels apply. Python's stderr
-    moves to a copy of the descriptor, so progress and errors still arrive.
-    """
-    try:
-        kept = os.dup(2)
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 2)
-        os.close(null)
-    except OSError:
-        return
-    sys.stderr = os.fdopen(kept, "w", buffering=1)
-    for name in ("jax", "jax._src.xla_bridge", "absl", "orbax"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-@contextmanager
-def _progress(debug: bool) -> Iterator[Callable[[str], None]]:
-    from rich.console import Console
-
-    console = Console(file=sys.stderr)
-    if debug or not console.is_terminal:
-        yield lambda line: None
-        return
-    with console.status("starting") as status:
-        yield lambda line: status.update(line)
-
-
-def _print(what: Any) -> None:
-    from rich.console import Console
-
-    console = Console(soft_wrap=False)
-    if not console.is_terminal:
-        # A pipe or a file has no width; a table cut to 80 columns helps nobody.
-        console = Console(width=140)
-    console.print(what(console.width) if callable(what) else what)
-
-
-def _load(model: str, batch: int | None, seq: int | None) -> Any:
-    from remat._load import load_model
-
-    return load_model(model, batch=batch, seq=seq)
-
-
-def _check_writable(path: Path | None) -> None:
-    from remat._files import check_writable
-
-    if path is not None:
-        check_writable(path)
-
-
-def _settings(
-    loaded: Any, optimizer: bool, options: list[str] | None
-) -> dict[str, Any]:
-    """Keyword arguments for compare, fit and plan: the model's own, then the flags."""
-    settings = dict(loaded.options)
-    if optimizer and "step" not in settings:
-        import optax
-
-        settings.setdefault("optimizer", optax.adamw(1e-3))
-    elif not optimizer:
-        settings["optimizer"] = None
-    settings["compiler_options"] = {
-        **settings.get("compiler_options", {}),
-        **dict(_key_value(option) for option in options or ()),
-    }
-    return settings
-
-
-def _key_value(text: str) -> tuple[str, str | bool | int | float]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise ValueError(f"--compiler-option takes KEY=VALUE, but was given {text!r}")
-    if value.lower() in ("true", "false"):
-        return key, value.lower() == "true"
-    for number in (int, float):
-        try:
-            return key, number(value)
-        except ValueError:
-            continue
-    return key, value
-
-
-def _split_policies(text: str | None) -> tuple[Any, ...] | None:
-    """`none,save_names(query_proj,mlpwi)` as policies; commas in brackets stay."""
-    if text is None:
-        return None
-    from remat.policies import parse
-
-    parts = _split_outside_brackets(text)
-    return tuple(p if p.endswith(".json") else parse(p) for p in parts)
-
-
-def _one_policy(text: str | None) -> Any:
-    """One policy, as `--policies` takes them."""
-    from remat.policies import parse
-
-    return None if text is None else parse(text)
-
-
-def _is_dump(model: str) -> bool:
-    """Whether MODEL is a path and not a preset's or function's name."""
-    path = Path(model)
-    return path.exists() or path.suffix == ".pb" or len(path.parts) > 1
-
-
-def _dumped(path: str, against: str | None, target: str | None) -> Any:
-    from remat._explain_step import explain_dump
-
-    return explain_dump(path, against=against, target=target)
-
-
-def _split_outside_brackets(text: str) -> list[str]:
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character in "([") - (character in ")]")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts if part.strip()]
