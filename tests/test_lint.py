@@ -223,7 +223,9 @@ def test_saves_nothing_says_where_values_are_made(scope):
 
     by_module = policies.save(policies.in_module("attn"))
     (finding,) = found("saves-nothing", unrolled(block), by_module, W, X)
-    assert ("values are made in: 'attention'." in finding.message) == (scope is not None)
+    assert ("values are made in: 'attention'." in finding.message) == (
+        scope is not None
+    )
     assert ("named_scope" in finding.fix) == (scope is None)
     fitting = policies.save(policies.in_module("attention"))
     assert bool(found("saves-nothing", unrolled(block), fitting, W, X)) == (not scope)
