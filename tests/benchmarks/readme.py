@@ -62,38 +62,45 @@ def policy_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+HIGHEST = 1.25
+"""Step time against no remat beyond which a row is drawn at the top."""
+
+
 def picture(found: remat.Comparison) -> str:
     """Peak memory against step time as an SVG of its own, in light and dark."""
-    rows = [row for row in found.rows if row.estimated_step_s]
-    times = {row.policy: row.estimated_step_s or 0.0 for row in rows}
-    points = [
-        (row.peak_bytes / 2**30, min(times[row.policy] / times["none"], 1.8), row)
-        for row in rows
-    ]
-    most = max(*(x for x, _, _ in points), found.budget_bytes / 2**30) * 1.05
-    low, high = min(y for _, y, _ in points) - 0.05, max(y for _, y, _ in points) + 0.1
-    at_x = lambda x: 60 + 700 * x / most  # noqa: E731
-    at_y = lambda y: 350 - 310 * (y - low) / (high - low)  # noqa: E731
-    marks = []
-    for i, (x, y, row) in enumerate(sorted(points, key=lambda p: p[1])):
-        chosen = row.policy == found.best
+    times = {row.policy: row.estimated_step_s or 0.0 for row in found.rows}
+    at: dict[tuple[int, int], list[str]] = {}
+    most = 1.05 * max(found.budget_bytes, *(row.peak_bytes for row in found.rows))
+    low = min(times.values()) / times["none"] - 0.03
+    for row in found.rows:
+        ratio = times[row.policy] / times["none"]
+        height = (min(ratio, HIGHEST) - low) / (HIGHEST - low)
+        spot = (round(60 + 700 * row.peak_bytes / most), round(350 - 300 * height))
+        name = row.policy if ratio <= HIGHEST else f"{row.policy} ({ratio:.1f}×)"
+        at.setdefault(spot, []).append(name)
+    marks, last = [], 0
+    for (x, y), names in sorted(at.items(), key=lambda item: item[0][1]):
+        best = found.best in names
+        last = max(y, last + 13)  # labels one below the other, never over another
         marks.append(
-            f'<circle cx="{at_x(x):.0f}" cy="{at_y(y):.0f}" r="{7 if chosen else 4}" '
-            f'class="{"best" if chosen else "row"}"/>'
-            f'<text x="{at_x(x) + 9:.0f}" y="{at_y(y) + (4 if i % 2 else -4):.0f}">'
-            f"{html.escape(row.policy)}</text>"
+            f'<circle cx="{x}" cy="{y}" r="{7 if best else 4}" '
+            f'class="{"best" if best else "row"}"/>'
+            f'<line x1="{x}" y1="{y}" x2="{x + 12}" y2="{last}"/>'
+            f'<text x="{x + 14}" y="{last + 4}">{html.escape(", ".join(names))}</text>'
         )
-    limit = at_x(found.budget_bytes / 2**30)
+    limit = round(60 + 700 * found.budget_bytes / most)
+    one = round(350 - 300 * (1 - low) / (HIGHEST - low))
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 400" role="img">
 <title>{html.escape(f"{found.model} on {found.target.name}")}</title>
 <style>text{{font:11px sans-serif;fill:#444}}.row{{fill:#4c78a8}}.best{{fill:#e45756}}
 line{{stroke:#999}}@media(prefers-color-scheme:dark){{text{{fill:#ccc}}}}</style>
 <line x1="60" y1="350" x2="760" y2="350"/><line x1="60" y1="30" x2="60" y2="350"/>
-<line x1="{limit:.0f}" y1="30" x2="{limit:.0f}" y2="350" stroke-dasharray="4"/>
-<text x="{limit - 70:.0f}" y="24">{found.budget_bytes / 2**30:.2f} GiB usable</text>
-<text x="330" y="385">peak device memory, GiB (0 to {most:.0f})</text>
-<text x="18" y="260" transform="rotate(-90 18 260)">step time against no remat</text>
-<text x="30" y="{at_y(1.0) + 4:.0f}">1.0</text>
+<line x1="{limit}" y1="30" x2="{limit}" y2="350" stroke-dasharray="4"/>
+<line x1="60" y1="{one}" x2="760" y2="{one}" stroke-dasharray="1 5"/>
+<text x="{limit - 100}" y="24">{found.budget_bytes / 2**30:.2f} GiB usable</text>
+<text x="300" y="380">peak device memory, 0 to {most / 2**30:.1f} GiB</text>
+<text x="18" y="270" transform="rotate(-90 18 270)">step time against no remat</text>
+<text x="36" y="{one + 4}">1.0</text>
 {"".join(marks)}
 </svg>
 """
