@@ -331,12 +331,12 @@ def _calibrate(rows: dict[str, Row | None], floors: Mapping[str, Row]) -> None:
     A program squeezed to its floor is not the one that would run. The rows that were
     compiled in full tell by how much the estimates differ.
     """
-    ratios = [
-        row.estimated_step_s / floors[label].estimated_step_s
-        for label, row in rows.items()
-        if row is not None and row.exact and row.estimated_step_s
-        if floors[label].estimated_step_s
-    ]
+    ratios = []
+    for label, row in rows.items():
+        full = row.estimated_step_s if row is not None and row.exact else None
+        floor = floors[label].estimated_step_s if label in floors else None
+        if full and floor:
+            ratios.append(full / floor)
     if not ratios:
         return
     scale = statistics.median(ratios)

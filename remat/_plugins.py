@@ -70,7 +70,7 @@ def quiet_environment() -> None:
     for name, value in _PROCESS_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # JAX read its variable when it was imported, which may have been before.
-    if not jax.config.jax_platforms:
+    if not jax.config.jax_platforms:  # pyright: ignore[reportAttributeAccessIssue]
         jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 
 
