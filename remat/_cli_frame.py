@@ -139,7 +139,7 @@ def split_policies(text: str | None) -> tuple[Any, ...] | None:
     from remat.policies import parse
 
     parts = _split_outside_brackets(text)
-    return tuple(p if p.endswith(".json") else parse(p) for p in parts)
+    return tuple(p if p.endswith((".json", " + sqrt")) else parse(p) for p in parts)
 
 
 def one_policy(text: str | None) -> Any:

@@ -31,6 +31,7 @@ from remat._measure import (
 from remat._plan._plan_file import Plan
 from remat._regions import NoNamesFound, with_policy
 from remat._report import MemoryReport
+from remat._segment_scans import segment_scans
 from remat._sizes import format_bytes, parse_bytes
 from remat._step import build_step
 from remat._targets import Target, TargetError
@@ -53,6 +54,9 @@ DEFAULT_POLICIES = (
     "minimal_offloaded",
 )
 """The rows of a comparison where nothing else is asked for."""
+
+SEGMENTED = " + sqrt"
+"""Ends a row's name whose scans are also cut by `remat.segment_scans`."""
 
 FLOOR_MARGIN = 0.35
 """A floor this close below the limit does not settle whether the program fits."""
@@ -92,7 +96,8 @@ def compare(
             pytrees of them. Nothing is allocated for shapes.
         policies: Names, policies, JAX callables, plans or their files
             (`"plan.json"`); a mapping gives them labels. The default is a set of
-            fourteen. `"none"` removes the regions.
+            fourteen. `"none"` removes the regions, and `"nothing + sqrt"` also cuts
+            the scans by `remat.segment_scans`.
         target: `"v5e"`, `"h100"`, ...; None for the attached default device.
         optimizer: An optax optimizer whose update is part of the step.
         step: `step(loss)` returns the whole step, instead of the default one.
@@ -177,14 +182,27 @@ def _labelled(policies: Sequence[Any] | Mapping[str, Any] | None) -> dict[str, A
         if isinstance(policy, Plan):
             labelled.setdefault(label or "plan", policy)
             continue
+        if isinstance(policy, str) and policy.endswith(SEGMENTED):
+            cut = _Segmented(catalogue.as_policy(policy.removesuffix(SEGMENTED)))
+            labelled.setdefault(label or policy, cut)
+            continue
         resolved = catalogue.as_policy(policy)
         labelled.setdefault(label or resolved.name, resolved)
     return labelled
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Segmented:
+    """A policy, and every scan of the loss cut into sqrt(N) segments."""
+
+    policy: catalogue.Policy
+
+
 def _applied(loss: Callable[..., Any], policy: Any) -> Callable[..., Any]:
     if isinstance(policy, Plan):
         return policy.apply(loss)
+    if isinstance(policy, _Segmented):
+        return segment_scans(with_policy(loss, policy.policy))
     return with_policy(loss, policy)
 
 

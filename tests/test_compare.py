@@ -155,6 +155,18 @@ def test_a_budget_decides_what_fits():
     assert least.best is None and "No policy fits" in least.advice
 
 
+def test_rows_with_segmented_scans():
+    deep = jax.ShapeDtypeStruct((36, 2, 16, 16), jnp.float32)
+    wide = jax.ShapeDtypeStruct((4096, 16), jnp.float32)
+    rows = ["nothing", "nothing + sqrt"]
+    found = remat.compare(scanned, deep, wide, policies=rows, target="cpu")
+    plain, cut = found.rows
+    # Six segments' carries and one segment's, instead of all thirty-six.
+    carry = 4096 * 16 * 4
+    assert plain.peak_bytes - cut.peak_bytes > 20 * carry
+    assert cut.recompute_flops > plain.recompute_flops
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
