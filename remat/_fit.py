@@ -2,9 +2,8 @@
 
 Memory grows with the size, nearly along a line, so the next size to try is where the
 line through the last two answers meets the limit, kept inside the bracket of what is
-known to fit and known not to. On a TPU the search runs on floors (a probe takes a
-fraction of a second), and the answer is confirmed by a full compile under the real
-limit; elsewhere every answer is a full compile.
+known to fit and known not to. On a TPU a search on floors (a probe takes a fraction of
+a second) says where to begin; the answer is from full compiles under the real limit.
 """
 
 from __future__ import annotations
@@ -210,12 +209,10 @@ def _largest(peak: Callable[..., int], start: int, limit: int, device: Target) -
     """The largest n whose full compile is within the limit; 0 if n = 1 is not."""
     if device.kind != "tpu":
         return largest_within(lambda n: peak(n, probe=False), limit, start)
+    # The compiler squeezes harder under its real limit than in a probe, so the floors'
+    # answer is where to begin, not where to end.
     by_floor = largest_within(lambda n: peak(n, probe=True), limit, start)
-    if by_floor == 0:
-        return 0
-    return largest_within(
-        lambda n: peak(n, probe=False), limit, by_floor, upper=by_floor + 1
-    )
+    return largest_within(lambda n: peak(n, probe=False), limit, max(by_floor, 1))
 
 
 def largest_within(
