@@ -27,6 +27,7 @@ from jax._src.lax import lax as _lax
 # 0.12 keeps this name as another one for Jaxpr.
 from jax.extend.core import ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
 from jax.extend.core.primitives import custom_jvp_call_p
+from jaxlib import xla_client as xla_client  # plugins by hand: 0.10.2 - 0.12.0.1
 
 REGION_PRIMITIVES = frozenset({"checkpoint", "remat", "remat2"})
 """Names of the primitives that `jax.checkpoint` makes (`remat2`: 0.10 - 0.12)."""

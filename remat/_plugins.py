@@ -19,8 +19,8 @@ from typing import Any
 
 import jax
 from jax.experimental import topologies
-from jaxlib import xla_client
 
+from remat import _jax_compat as compat
 from remat._quiet import logger, silenced
 
 Device = Any
@@ -142,7 +142,7 @@ def gpu_devices(topology: str, config: str) -> tuple[Device, ...]:
 
 
 def _gpu_devices_by_hand(options: Mapping[str, str]) -> tuple[Device, ...]:
-    topology = xla_client.make_c_api_device_topology(_cuda_api(), "", **options)
+    topology = compat.xla_client.make_c_api_device_topology(_cuda_api(), "", **options)
     return tuple(topology._make_compile_only_devices())
 
 
@@ -150,8 +150,8 @@ def _gpu_devices_by_hand(options: Mapping[str, str]) -> tuple[Device, ...]:
 def _cuda_api() -> Any:
     plugin: Any = _cuda_plugin()
     library = Path(str(plugin.__file__)).parent / "xla_cuda_plugin.so"
-    api = xla_client.load_pjrt_plugin_dynamically("cuda", str(library))
-    xla_client.initialize_pjrt_plugin("cuda")
+    api = compat.xla_client.load_pjrt_plugin_dynamically("cuda", str(library))
+    compat.xla_client.initialize_pjrt_plugin("cuda")
     _register_kernels(plugin.cuda_plugin_extension, api)
     return api
 
@@ -161,16 +161,16 @@ def _register_kernels(extension: Any, api: Any) -> None:
 
     What the plugin does for itself where it finds a GPU: 0.10.2 - 0.12.0.1.
     """
-    xla_client.register_custom_type_handler(
+    compat.xla_client.register_custom_type_handler(
         "CUDA", functools.partial(extension.register_custom_type, api)
     )
-    xla_client.register_custom_call_handler(
+    compat.xla_client.register_custom_call_handler(
         "CUDA", functools.partial(extension.register_custom_call_target, api)
     )
     for name, value in extension.ffi_types().items():
-        xla_client.register_custom_type(name, value, platform="CUDA")
+        compat.xla_client.register_custom_type(name, value, platform="CUDA")
     for name, value in extension.ffi_handlers().items():
-        xla_client.register_custom_call_target(
+        compat.xla_client.register_custom_call_target(
             name, value, platform="CUDA", api_version=1
         )
 

@@ -56,7 +56,7 @@ def remat(
             forward pass, which would undo it. `"auto"` is True, which is right
             wherever the region runs, except where it can be seen to be traced
             straight into the body of a rolled Flax scan, whose loop boundary does
-            the same at no cost. `with_policy` decides for whole programs.
+            the same at no cost.
         static_argnames: Arguments that stay Python values as a whole, however
             they are passed. Flags, strings, numbers, functions and None stay so
             without being named; naming one makes a traced value for it an error.
