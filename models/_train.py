@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from remat._plan._plan_file import Plan
-from remat._regions import with_policy
+from remat._regions._with_policy import with_policy
 from remat.models._checkpoints import Checkpoints
 from remat.models._checks import positive
 from remat.models._data import Data, open_digits, open_text

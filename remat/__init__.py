@@ -3,25 +3,23 @@
 import importlib
 from typing import Any
 
-from remat import _first_import as _first_import
+from remat._targets import _first_import as _first_import
 
 # isort: split
 
 from remat import policies as policies
-from remat._analyze import analyze as analyze
-from remat._buffer import Buffer as Buffer
-from remat._compare import compare as compare
-from remat._comparison import Comparison as Comparison
-from remat._comparison import Row as Row
-from remat._diff import Change as Change
-from remat._diff import ReportDiff as ReportDiff
-from remat._explain_step import Explanation as Explanation
-from remat._explain_step import explain as explain
-from remat._fit import Fit as Fit
-from remat._fit import fit as fit
+from remat._compare._compare import compare as compare
+from remat._compare._comparison import Comparison as Comparison
+from remat._compare._comparison import Row as Row
+from remat._compare._fit import Fit as Fit
+from remat._compare._fit import fit as fit
+from remat._explain._step import Explanation as Explanation
+from remat._explain._step import explain as explain
 from remat._hlo import HloError as HloError
-from remat._lint import Finding as Finding
-from remat._lint import lint as lint
+from remat._lint._lint import Finding as Finding
+from remat._lint._lint import lint as lint
+from remat._naming._residuals import Residual as Residual
+from remat._naming._residuals import residuals as residuals
 from remat._plan._check import PlanCheck as PlanCheck
 from remat._plan._check import check_plan as check_plan
 from remat._plan._curve import Curve as Curve
@@ -29,27 +27,29 @@ from remat._plan._curve import frontier as frontier
 from remat._plan._errors import PlanError as PlanError
 from remat._plan._plan import plan as plan
 from remat._plan._plan_file import Plan as Plan
-from remat._read_dump import report_from_dump as report_from_dump
-from remat._regions import CapturedModuleError as CapturedModuleError
-from remat._regions import MissingNamesWarning as MissingNamesWarning
-from remat._regions import NoNamesFound as NoNamesFound
-from remat._regions import Region as Region
-from remat._regions import RegionError as RegionError
-from remat._regions import find_regions as find_regions
-from remat._regions import with_policy as with_policy
-from remat._report import MemoryReport as MemoryReport
-from remat._residuals import Residual as Residual
-from remat._residuals import residuals as residuals
-from remat._roles import Roles as Roles
-from remat._scan import scan as scan
-from remat._segment_scans import segment_scans as segment_scans
-from remat._segments import SegmentsError as SegmentsError
-from remat._sequential import sequential as sequential
-from remat._targets import Target as Target
-from remat._targets import TargetError as TargetError
-from remat._targets import target as target
-from remat._targets import targets as targets
-from remat._wrap import remat as remat
+from remat._regions._with_policy import CapturedModuleError as CapturedModuleError
+from remat._regions._with_policy import MissingNamesWarning as MissingNamesWarning
+from remat._regions._with_policy import NoNamesFound as NoNamesFound
+from remat._regions._with_policy import Region as Region
+from remat._regions._with_policy import RegionError as RegionError
+from remat._regions._with_policy import find_regions as find_regions
+from remat._regions._with_policy import with_policy as with_policy
+from remat._report._analyze import analyze as analyze
+from remat._report._buffer import Buffer as Buffer
+from remat._report._diff import Change as Change
+from remat._report._diff import ReportDiff as ReportDiff
+from remat._report._read_dump import report_from_dump as report_from_dump
+from remat._report._report import MemoryReport as MemoryReport
+from remat._report._roles import Roles as Roles
+from remat._scan._scan import scan as scan
+from remat._scan._segment_scans import segment_scans as segment_scans
+from remat._scan._segments import SegmentsError as SegmentsError
+from remat._scan._sequential import sequential as sequential
+from remat._targets._target import Target as Target
+from remat._targets._target import TargetError as TargetError
+from remat._targets._target import target as target
+from remat._targets._target import targets as targets
+from remat._wrap._wrap import remat as remat
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from remat._cli_frame import (
+from remat._cli._frame import (
     check_path,
     command,
     dumped,
@@ -312,7 +312,7 @@ def report(
         if is_dump(model):
             found = dumped(model, against, target)
         else:
-            from remat._explain_step import explain
+            from remat._explain._step import explain
 
             loaded = load(model, batch, seq)
             settings = settings_of(loaded, optimizer, compiler_option)

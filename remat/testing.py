@@ -25,12 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from remat import _jax_compat as compat
-from remat._analyze import analyze
-from remat._flatten import is_traceable
-from remat._regions import with_policy
-from remat._residuals import Residual, residuals
+from remat._naming._residuals import Residual, residuals
+from remat._regions._flatten import is_traceable
+from remat._regions._with_policy import with_policy
+from remat._report._analyze import analyze
 from remat._sizes import format_bytes, parse_bytes
-from remat._targets import Target
+from remat._targets._target import Target
 
 _TOLERANCES = {4: 1e-5, 8: 1e-10}
 """By bytes of a float, as a share of a leaf's largest gradient; others 1e-2."""

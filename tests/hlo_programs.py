@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remat._compile import Program, compile_lowered, lower
+from remat._compile._compile import Program, compile_lowered, lower
 from remat._hlo import Module, parse
 from remat._hlo._buffers import BufferAssignment
 from remat._hlo._schema import HloProto
-from remat._targets import target
+from remat._targets._target import target
 
 LAYERS, WIDTH, ROWS = 8, 2048, 16384
 TARGETS = ("cpu", "v5e", "h100")

@@ -7,11 +7,11 @@ import jax
 import jax.extend.core as jec
 import jax.numpy as jnp
 
-from remat._naming import keep
+from remat._naming._naming import keep
 from remat._plan._costs import array_bytes, equation_cost
 from remat._plan._flow import flow_of
 from remat._plan._solve import Choice
-from remat._regions import find_regions, rewrite_regions
+from remat._regions._with_policy import find_regions, rewrite_regions
 from remat.policies import Decision
 
 X, W = jax.random.normal(jax.random.key(0), (2, 4, 4))

@@ -8,8 +8,8 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import remat
-from remat._comparison import Row, advise, best_row
-from remat._targets import target
+from remat._compare._comparison import Row, advise, best_row
+from remat._targets._target import target
 
 LAYERS, WIDTH, BATCH = 6, 128, 2048
 WS = jax.ShapeDtypeStruct((LAYERS, 2, WIDTH, WIDTH), jnp.float32)

@@ -18,12 +18,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import remat
 from remat import _jax_compat as compat
-from remat import _plugins
-from remat._backend_query import BackendQueryWarning
-from remat._compile import CompileError, compile_lowered, program_hash
-from remat._dump import _has_field, dump, remove_folders
-from remat._lower import lower
-from remat._oom import parse_out_of_memory
+from remat._compile._compile import CompileError, compile_lowered, program_hash
+from remat._compile._dump import _has_field, dump, remove_folders
+from remat._compile._lower import lower
+from remat._compile._oom import parse_out_of_memory
+from remat._targets import _plugins
+from remat._targets._backend_query import BackendQueryWarning
 
 MIB = 1 << 20
 W = jax.ShapeDtypeStruct((256, 256), jnp.float32)
@@ -534,8 +534,8 @@ def test_programs_are_values():
 
 COMPILE = """
 import jax, jax.numpy as jnp, remat
-from remat._compile import compile_lowered
-from remat._lower import lower
+from remat._compile._compile import compile_lowered
+from remat._compile._lower import lower
 t = remat.target({name!r})
 x = jax.ShapeDtypeStruct((256, 256), jnp.float32)
 fn = jax.grad(lambda x: jnp.tanh(jnp.tanh(x @ x) @ x).sum())
@@ -586,8 +586,8 @@ def test_buffers_are_there_where_code_generation_fails():
 
 IN_A_PLAIN_PROCESS = """
 import jax, jax.numpy as jnp, remat
-from remat._compile import compile_lowered
-from remat._lower import lower
+from remat._compile._compile import compile_lowered
+from remat._compile._lower import lower
 t = remat.target("t4")
 
 def program(fn, *shapes):

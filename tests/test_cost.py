@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from remat._compile import compile_lowered, lower
-from remat._cost import jaxpr_cost, module_cost
-from remat._cost_ops import _valid_positions
+from remat._compile._compile import compile_lowered, lower
+from remat._cost._cost import jaxpr_cost, module_cost
+from remat._cost._ops import _valid_positions
 from remat._hlo import parse
-from remat._targets import target
+from remat._targets._target import target
 from tests.hlo_programs import (
     LAYERS,
     ROWS,

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
-from remat._compare import compare
-from remat._comparison import Comparison
-from remat._report import report_from_program
-from remat._targets import target
+from remat._compare._compare import compare
+from remat._compare._comparison import Comparison
+from remat._report._report import report_from_program
+from remat._targets._target import target
 from tests.hlo_programs import (
     LAYERS,
     ROWS,

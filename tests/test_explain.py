@@ -9,10 +9,10 @@ import optax
 import pytest
 
 import remat
-from remat._explain import explain_report
-from remat._recomputed import expected_recompute
-from remat._report import report_from_program
-from remat._step import build_step
+from remat._compare._step import build_step
+from remat._explain._explain import explain_report
+from remat._report._recomputed import expected_recompute
+from remat._report._report import report_from_program
 from tests.hlo_programs import (
     LAYERS,
     ROWS,

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat._fit import largest_within
+from remat._compare._fit import largest_within
 
 
 @given(

@@ -15,9 +15,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 import remat
 from remat import policies, testing
-from remat._cost_jaxpr import jaxpr_cost
-from remat._lint import Finding, lint
-from remat._lint_program import program_of
+from remat._cost._jaxpr import jaxpr_cost
+from remat._lint._lint import Finding, lint
+from remat._lint._program import program_of
 from tests.helpers import stable_id
 
 W, X = jnp.zeros((8, 8)), jnp.zeros((4, 8))

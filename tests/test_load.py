@@ -3,7 +3,7 @@ import textwrap
 
 import pytest
 
-from remat._load import LoadError, load_model
+from remat._cli._load import LoadError, load_model
 
 MINE = """
     import jax, jax.numpy as jnp

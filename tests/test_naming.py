@@ -11,9 +11,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 
 from remat import policies
-from remat._naming import KeepMarked, NamingError, bind, keep, name_region
-from remat._regions import find_regions, with_policy
-from remat._residuals import residuals
+from remat._naming._naming import KeepMarked, NamingError, bind, keep, name_region
+from remat._naming._residuals import residuals
+from remat._regions._with_policy import find_regions, with_policy
 from remat.policies import Decision
 from tests.helpers import saved_residuals
 from tests.planning_programs import (

@@ -16,7 +16,7 @@ import remat
 from remat._plan._kinds import find_kinds
 from remat._plan._make import _choice
 from remat._plan._plan_file import SCHEMA, seal_of
-from remat._targets import target
+from remat._targets._target import target
 from tests.helpers import saved_residuals
 from tests.plan_losses import BATCH, WIDTH, WS, X, layer, numbers, scanned
 

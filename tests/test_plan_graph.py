@@ -12,7 +12,7 @@ from remat import target
 from remat._plan._graph import GraphError, build_graph
 from remat._plan._prices import Prices
 from remat._plan._solve import Choice, Solver, evaluate
-from remat._regions import find_regions
+from remat._regions._with_policy import find_regions
 from tests.planning_programs import (
     PROGRAMS,
     W,

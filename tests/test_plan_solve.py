@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from remat import policies, target
-from remat._naming import decisions
+from remat._naming._naming import decisions
 from remat._plan._choose import Stack, choose
 from remat._plan._frontier import Frontier, frontier
 from remat._plan._graph import Equation, Graph, Value, build_graph
@@ -20,7 +20,7 @@ from remat._plan._solve import (
     evaluate,
     solve,
 )
-from remat._regions import find_regions
+from remat._regions._with_policy import find_regions
 from remat.models import build
 from tests.benchmarks.pytorch_partitioner import PYTORCH, block_graph, compare
 

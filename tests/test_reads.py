@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from remat import _jax_compat as compat
-from remat._reads import reading_inputs
+from remat._naming._reads import reading_inputs
 
 X = jnp.ones((3, 3))
 

@@ -7,9 +7,9 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 import remat
-from remat._fingerprint import fingerprint
-from remat._regions import rewrite_regions
-from remat._rewrite import rewrite_equations
+from remat._regions._fingerprint import fingerprint
+from remat._regions._rewrite import rewrite_equations
+from remat._regions._with_policy import rewrite_regions
 from tests.region_programs import (
     WS,
     D,

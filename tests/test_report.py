@@ -11,13 +11,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax.ad_checkpoint import checkpoint_name
 
-from remat._analyze import analyze
-from remat._compile import XlaStats
+from remat._compile._compile import XlaStats
 from remat._hlo import HloError
-from remat._op_name import parse_op_name
-from remat._report import MemoryReport, Roles, report_from_hlo, report_from_program
-from remat._spaces import guess_kind
-from remat._targets import target
+from remat._hlo._spaces import guess_kind
+from remat._naming._op_name import parse_op_name
+from remat._report._analyze import analyze
+from remat._report._report import (
+    MemoryReport,
+    Roles,
+    report_from_hlo,
+    report_from_program,
+)
+from remat._targets._target import target
 from tests.hlo_programs import (
     LAYERS,
     ROWS,

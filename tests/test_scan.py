@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import remat
-from remat._segments import balanced
+from remat._scan._segments import balanced
 from tests.scan_programs import BODIES, assert_same, value_and_gradient
 
 TOLERANCE = {"half": 2e-2}

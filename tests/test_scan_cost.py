@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat
 from remat import policies
-from remat._segments import StepCosts, balanced, kept, n_carries
+from remat._scan._segments import StepCosts, balanced, kept, n_carries
 
 WIDTH = 4
 

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import remat
-from remat._segments import StepCosts, balanced, kept
+from remat._scan._segments import StepCosts, balanced, kept
 from tests.scan_programs import assert_same
 
 # --- a GRU over 4,096 steps

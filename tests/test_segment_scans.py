@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import remat
-from remat._boundary import is_boundary
 from remat._jax_compat import REGION_PRIMITIVES
-from remat._sites import survey_jaxpr
+from remat._regions._boundary import is_boundary
+from remat._regions._sites import survey_jaxpr
 from tests.scan_programs import assert_same
 
 WIDTH, DEPTH = 4, 16

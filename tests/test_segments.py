@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat._segments import (
+from remat._scan._segments import (
     SegmentsError,
     StepCosts,
     balanced,

@@ -7,9 +7,9 @@ import pytest
 from flax import nnx
 
 import remat
-from remat._boundary import is_boundary
 from remat._jax_compat import REGION_PRIMITIVES
-from remat._sites import survey_jaxpr
+from remat._regions._boundary import is_boundary
+from remat._regions._sites import survey_jaxpr
 from tests.scan_programs import assert_same
 
 OPTIONS = [

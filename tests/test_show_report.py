@@ -9,13 +9,13 @@ import subprocess
 
 import pytest
 
-from remat._buffer import Buffer
-from remat._pprof import Profile
-from remat._report import MemoryReport, report_from_program
+from remat._report._buffer import Buffer
+from remat._report._pprof import Profile
+from remat._report._report import MemoryReport, report_from_program
+from remat._report._timeline import TimelinePoint
 from remat._show.page import MAX_ROWS
 from remat._show.report import report_text
 from remat._show.timeline import timeline_text
-from remat._timeline import TimelinePoint
 from tests.hlo_programs import TARGETS, donated, stacked
 
 

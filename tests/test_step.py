@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
-from remat._step import StepError, build_step
+from remat._compare._step import StepError, build_step
 
 SHAPE = jax.ShapeDtypeStruct((4, 4), jnp.float32)
 

@@ -12,8 +12,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import remat
-from remat import _plugins, _targets
-from remat._target_table import table
+from remat._targets import _plugins, _target
+from remat._targets._table import table
 
 ABSENT = [name for name in table() if name != "cpu"]
 TPUS = ["v2", "v3", "v4", "v5e", "v5p", "v6e", "tpu7x"]
@@ -281,7 +281,7 @@ def test_two_plain_processes_at_once_and_without_noise():
 
 
 def test_examples():
-    assert doctest.testmod(_targets).failed == 0
+    assert doctest.testmod(_target).failed == 0
 
 
 def test_jax_was_started_on_the_cpu():

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import remat
-from remat._regions import CapturedModuleError
+from remat._regions._with_policy import CapturedModuleError
 from tests.region_programs import D, NnxBlock, X
 
 

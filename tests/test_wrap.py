@@ -16,7 +16,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import remat
-from remat._hold import Static, StaticArgumentError, hold, release
+from remat._wrap._hold import Static, StaticArgumentError, hold, release
 from tests.helpers import stable_id
 
 

@@ -12,8 +12,8 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 import remat
-from remat._hold import StaticArgumentError
-from remat._residuals import residuals
+from remat._naming._residuals import residuals
+from remat._wrap._hold import StaticArgumentError
 
 X = jnp.linspace(-1.0, 1.0, 16).reshape(2, 8)
 RNGS = {"params": jax.random.key(0), "dropout": jax.random.key(1)}

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 import remat
-from remat._hold import StaticArgumentError
+from remat._wrap._hold import StaticArgumentError
 
 X = jnp.linspace(-1.0, 1.0, 16).reshape(2, 8)
 

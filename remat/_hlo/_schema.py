@@ -7,7 +7,7 @@ table. Names and numbers are those of XLA's `xla/service/hlo.proto` and
 
 from typing import Any
 
-from remat._proto import message_class
+from remat._report._proto import message_class
 
 _SCHEMA = """
 HloProto: hlo_module=1 HloModule, buffer_assignment=3 BufferAssignment

@@ -6,12 +6,12 @@ from typing import Any, Literal
 import jax.extend.core as jec
 
 from remat import _jax_compat as compat
-from remat._assign import check_some_reachable
-from remat._custom_rules import hidden_sites
-from remat._naming import keep
+from remat._naming._naming import keep
 from remat._plan._solve import Choice
-from remat._region import Region, is_region
-from remat._rewrite import rewrite_equations
+from remat._regions._assign import check_some_reachable
+from remat._regions._custom_rules import hidden_sites
+from remat._regions._region import Region, is_region
+from remat._regions._rewrite import rewrite_equations
 from remat.policies import Decision
 
 Table = tuple[tuple[str, Decision], ...]

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from remat import _jax_compat as compat
 from remat import policies
-from remat._cost import jaxpr_cost
-from remat._naming import keep
+from remat._cost._cost import jaxpr_cost
+from remat._naming._naming import keep
+from remat._naming._settle import is_inexact
 from remat._plan._apply import Table
-from remat._settle import is_inexact
 
 
 def policy_by_name(saved: Sequence[str], offloaded: Sequence[str]) -> policies.Policy:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remat._compile import CompileError
-from remat._measure import Setup, compiled_report, prepare
+from remat._compare._measure import Setup, compiled_report, prepare
+from remat._compare._step import build_step
+from remat._compile._compile import CompileError
 from remat._plan._errors import PlanError
 from remat._plan._plan import parse_share
 from remat._plan._plan_file import Plan
 from remat._sizes import format_bytes
-from remat._step import build_step
-from remat._targets import target as resolve_target
+from remat._targets._target import target as resolve_target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +138,7 @@ def _load(
     plan: Plan, settings: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """The model that a plan names, with the settings that it records."""
-    from remat._load import load_model
+    from remat._cli._load import load_model
 
     options = plan.options
     batch, seq = options.get("batch"), options.get("seq")

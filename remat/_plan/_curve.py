@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from remat._compare._measure import forward_flops
 from remat._files import write_text
-from remat._measure import forward_flops
 from remat._plan._choose import Allotment
 from remat._plan._errors import PlanError
 from remat._plan._kinds import SECONDS, Kind, by_kind_sum, same, solve_all
@@ -19,8 +19,8 @@ from remat._plan._named import named_candidates
 from remat._plan._opened import open_loss
 from remat._plan._solve import evaluate
 from remat._plan._steer import Sample, predict_peak
-from remat._regions import with_policy
-from remat._targets import Target
+from remat._regions._with_policy import with_policy
+from remat._targets._target import Target
 
 SCHEMA = "remat.frontier/1"
 

@@ -20,11 +20,11 @@ import jax
 import jax.extend.core as jec
 
 from remat import _jax_compat as compat
-from remat._labels import Label
-from remat._naming import name_region
+from remat._naming._labels import Label
+from remat._naming._naming import name_region
+from remat._naming._settle import is_inexact
 from remat._plan._costs import Rates, array_bytes, equation_cost, equation_seconds
 from remat._plan._flow import Flow, FlowEquation, flow_of
-from remat._settle import is_inexact
 
 
 class GraphError(ValueError):

@@ -6,15 +6,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from remat._naming import decisions
+from remat._naming._naming import decisions
 from remat._plan._choose import Allotment, Share, Stack, choose
 from remat._plan._costs import Rates
 from remat._plan._frontier import Frontier, frontier
 from remat._plan._graph import Graph, GraphError, build_graph
 from remat._plan._prices import Prices
 from remat._plan._solve import Choice, Solver, choice_of
-from remat._region import Region
-from remat._targets import Target
+from remat._regions._region import Region
+from remat._targets._target import Target
 from remat.policies import Policy
 
 SECONDS = Prices(second=1.0)

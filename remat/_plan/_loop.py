@@ -14,7 +14,7 @@ less, floors tell how peaks grow, and full compiles how far above them a run is.
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from remat._compile import CompileError
+from remat._compile._compile import CompileError
 from remat._plan._choose import Allotment
 from remat._plan._errors import PlanError
 from remat._plan._kinds import SECONDS, Kind, same, solve_all

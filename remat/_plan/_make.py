@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remat._comparison import versions
-from remat._labels import Label
+from remat._compare._comparison import versions
+from remat._naming._labels import Label
 from remat._plan._apply import table_of
 from remat._plan._by_name import names_suffice
 from remat._plan._kinds import Kind, by_kind_sum, by_region
@@ -24,7 +24,7 @@ from remat._plan._plan_file import (
 )
 from remat._plan._solve import Choice
 from remat._plan._steer import predict_peak
-from remat._region import Region
+from remat._regions._region import Region
 
 
 def make_plan(

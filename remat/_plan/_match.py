@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remat._fingerprint import inventory
 from remat._plan._errors import PlanError
-from remat._region import Region
+from remat._regions._fingerprint import inventory
+from remat._regions._region import Region
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

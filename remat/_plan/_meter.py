@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from remat._measure import Prepared, Setup, compiled_report, prepare
+from remat._compare._measure import Prepared, Setup, compiled_report, prepare
 from remat._plan._apply import Treatment, apply_treatments, table_of
 from remat._plan._choose import Allotment
 from remat._plan._kinds import Kind, by_region
 from remat._plan._steer import Sample
-from remat._regions import with_policy
-from remat._report import MemoryReport
+from remat._regions._with_policy import with_policy
+from remat._report._report import MemoryReport
 from remat._sizes import format_bytes
 
 N_WORKERS = 2

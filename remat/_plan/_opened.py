@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remat._measure import Setup
+from remat._compare._measure import Setup
+from remat._compare._step import build_step
 from remat._plan._errors import PlanError
 from remat._plan._kinds import Kind, find_kinds
 from remat._plan._meter import Meter
-from remat._region import Region
-from remat._regions import RegionError, find_regions
-from remat._step import build_step
-from remat._targets import Target, TargetError
-from remat._targets import target as resolve_target
+from remat._regions._region import Region
+from remat._regions._with_policy import RegionError, find_regions
+from remat._targets._target import Target, TargetError
+from remat._targets._target import target as resolve_target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

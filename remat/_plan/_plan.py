@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from remat._measure import forward_flops, prepare
+from remat._compare._measure import forward_flops, prepare
 from remat._plan._errors import PlanError
 from remat._plan._loop import MAX_COMPILES, ClosedLoop
 from remat._plan._make import make_plan
@@ -14,9 +14,9 @@ from remat._plan._meter import Measured
 from remat._plan._named import named_candidates
 from remat._plan._opened import open_loss
 from remat._plan._plan_file import Plan
-from remat._regions import with_policy
+from remat._regions._with_policy import with_policy
 from remat._sizes import parse_bytes
-from remat._targets import Target
+from remat._targets._target import Target
 
 
 def plan(

@@ -17,7 +17,7 @@ from remat._plan._by_name import policy_by_name
 from remat._plan._errors import PlanError
 from remat._plan._match import ProgramRecord, RegionRecord, check_regions
 from remat._plan._read import read
-from remat._region import Region
+from remat._regions._region import Region
 from remat.policies import Decision
 
 SCHEMA = "remat.plan/1"

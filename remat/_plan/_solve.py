@@ -163,7 +163,7 @@ def choice_of(
     Args:
         graph: The region.
         prices: For `Choice.price`.
-        decisions: By id, as from `remat._naming.decisions`.
+        decisions: By id, as from `remat._naming._naming.decisions`.
     """
     by_kind = {
         kind: frozenset(i for i, d in decisions.items() if d is kind)

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from remat._comparison import Comparison, Row, recompute_share
+from remat._compare._comparison import Comparison, Row, recompute_share
 from remat._sizes import format_bytes, format_seconds
 
 COLUMNS = (

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from remat._diff import Change, ReportDiff
+from remat._report._diff import Change, ReportDiff
 from remat._show.console import as_text
 from remat._show.palette import CATEGORY_COLORS
 from remat._sizes import format_bytes, format_count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Group, RenderableType
 
-from remat._explain_step import Explanation
+from remat._explain._step import Explanation
 from remat._show.diff import diff_view
 from remat._show.report import report_view
 

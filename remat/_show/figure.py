@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remat._report import MemoryReport
+from remat._report._report import MemoryReport
 from remat._show.palette import CATEGORY_COLORS, PHASE_COLORS
 from remat._show.report import title
 from remat._sizes import format_bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from remat._comparison import recompute_share
-from remat._fit import Fit, FitRow
+from remat._compare._comparison import recompute_share
+from remat._compare._fit import Fit, FitRow
 from remat._sizes import format_bytes, format_seconds
 
 

@@ -13,10 +13,10 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from remat._diff import ReportDiff
-from remat._explain import explain_report
+from remat._explain._explain import explain_report
 from remat._finding import Finding
-from remat._report import MemoryReport
+from remat._report._diff import ReportDiff
+from remat._report._report import MemoryReport
 from remat._show.diff import costs, diff_title
 from remat._show.palette import CATEGORY_COLORS, PHASE_COLORS
 from remat._show.report import title, totals

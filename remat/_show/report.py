@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from remat._buffer import Buffer
-from remat._explain import explain_report
+from remat._explain._explain import explain_report
 from remat._finding import Finding
-from remat._report import MemoryReport
+from remat._report._buffer import Buffer
+from remat._report._report import MemoryReport
 from remat._show.console import as_text
 from remat._show.palette import CATEGORY_COLORS
 from remat._show.timeline import timeline_text

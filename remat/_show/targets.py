@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from remat._sizes import format_bytes, format_count
-from remat._targets import targets
+from remat._targets._target import targets
 
 
 def targets_table() -> Table:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from remat._report._timeline import TimelinePoint
 from remat._show.palette import PHASE_COLORS
 from remat._sizes import format_bytes
-from remat._timeline import TimelinePoint
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 

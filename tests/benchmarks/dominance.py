@@ -17,8 +17,8 @@ import optax
 
 import remat
 from remat import models
-from remat._compare import DEFAULT_POLICIES
-from remat._comparison import Row
+from remat._compare._compare import DEFAULT_POLICIES
+from remat._compare._comparison import Row
 from remat._sizes import format_bytes
 
 
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from remat._targets import quiet_environment
+    from remat._targets._target import quiet_environment
 
     quiet_environment()
     main()

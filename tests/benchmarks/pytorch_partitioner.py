@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from remat._plan._graph import Graph, build_graph
 from remat._plan._prices import least_flops
 from remat._plan._solve import Choice, Solver
-from remat._regions import find_regions
-from remat._targets import target
+from remat._regions._with_policy import find_regions
+from remat._targets._target import target
 
 PYTORCH = {18: 111.7, 38: 94.5, 58: 77.3, 68: 68.7, 108: 34.4, 136: 8.6, 264: 0.0}
 """MiB saved to GFLOP recomputed, as PyTorch chooses."""

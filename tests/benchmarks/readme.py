@@ -17,7 +17,7 @@ import optax
 
 import remat
 from remat._show.comparison import comparison_text
-from remat._targets import quiet_environment
+from remat._targets._target import quiet_environment
 
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"

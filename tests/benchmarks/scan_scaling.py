@@ -18,8 +18,8 @@ import numpy as np
 from jax import lax
 
 import remat
-from remat._segments import balanced
-from remat._targets import quiet_environment
+from remat._scan._segments import balanced
+from remat._targets._target import quiet_environment
 
 WIDTH = 2**16  # floats in the carry: 256 KiB
 LENGTHS = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]

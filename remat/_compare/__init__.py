@@ -1,0 +1,1 @@
+"""Policies compared on one training step, from compiled programs."""

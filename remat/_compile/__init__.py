@@ -1,0 +1,1 @@
+"""Lower and compile a function for a target, keeping what XLA decided on memory."""

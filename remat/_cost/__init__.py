@@ -1,0 +1,1 @@
+"""FLOPs, bytes and seconds of compiled programs and of jaxprs."""

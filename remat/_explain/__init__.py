@@ -1,0 +1,1 @@
+"""Whether a policy did what was meant, told from the compiled program."""

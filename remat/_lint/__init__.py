@@ -1,0 +1,1 @@
+"""What a policy, on a program, would silently not do."""

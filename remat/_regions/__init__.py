@@ -1,0 +1,1 @@
+"""Find the regions of a function, and give them another policy from outside."""

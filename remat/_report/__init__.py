@@ -1,0 +1,1 @@
+"""What fills the memory of one compiled program, and how two programs differ."""

@@ -1,0 +1,1 @@
+"""Long scans and deep stacks in the memory of a few segments."""

@@ -1,0 +1,1 @@
+"""The devices that programs are compiled for, attached or not."""

@@ -1,0 +1,1 @@
+"""`remat.remat`: regions of functions and of Flax modules."""
