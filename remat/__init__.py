@@ -44,6 +44,7 @@ from remat._report._roles import Roles as Roles
 from remat._scan._scan import scan as scan
 from remat._scan._segment_scans import segment_scans as segment_scans
 from remat._scan._segments import SegmentsError as SegmentsError
+from remat._scan._segments import SegmentsWarning as SegmentsWarning
 from remat._scan._sequential import sequential as sequential
 from remat._targets._target import Target as Target
 from remat._targets._target import TargetError as TargetError

@@ -41,7 +41,7 @@ def test_equals_lax_scan_for_every_length(n):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("levels", [1, 2, 3, 4])
 def test_equals_lax_scan_in_every_way(n, name, reverse, levels):
-    for policy in (None, "nothing", "auto"):
+    for policy in ("none", "nothing", None):
         segments = balanced(max(n, 1), levels)
         assert_equals_lax(name, n, reverse, segments=segments, policy=policy)
 
@@ -50,7 +50,7 @@ def test_equals_lax_scan_in_every_way(n, name, reverse, levels):
     "options",
     [
         {},
-        {"policy": None},
+        {"policy": "none"},
         {"policy": "everything"},
         {"segments": None},
         {"segments": 5, "unroll": 3},
@@ -58,7 +58,7 @@ def test_equals_lax_scan_in_every_way(n, name, reverse, levels):
         {"max_saved": 8},
         {"offload_carry": True},
         {"offload_carry": True, "segments": None},
-        {"offload_carry": True, "segments": (4, 3, 2), "policy": None},
+        {"offload_carry": True, "segments": (4, 3, 2), "policy": "none"},
     ],
     ids=str,
 )
@@ -79,7 +79,7 @@ def test_equals_lax_scan_with_every_option(name, options):
 )
 def test_equals_lax_scan_for_any_nest(n, lengths, name, reverse, is_region):
     outermost = -(-max(n, 1) // int(np.prod(lengths, dtype=int)))
-    policy = "nothing" if is_region else None
+    policy = "nothing" if is_region else "none"
     assert_equals_lax(name, n, reverse, segments=(outermost, *lengths), policy=policy)
 
 

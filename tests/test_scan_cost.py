@@ -56,14 +56,14 @@ def n_runs(jaxpr, primitive, times=1):
 @pytest.mark.parametrize("has_xs", [False, True])
 def test_k_levels_take_exactly_k_minus_1_extra_forward_passes(lengths, has_xs):
     n = math.prod(lengths)
-    fn = functools.partial(loss(remat.scan, sine, policy=None, segments=lengths), n=n)
+    fn = functools.partial(loss(remat.scan, sine, policy="none", segments=lengths), n=n)
     jaxpr = jax.make_jaxpr(jax.grad(fn))(1.0, jnp.ones(n) if has_xs else None)
     assert n_runs(jaxpr, "sin") == n + (len(lengths) - 1) * n
 
 
 @pytest.mark.parametrize("n", [7, 23, 97, 1021])
 def test_two_levels_take_one_extra_pass_with_a_rest_too(n):
-    fn = functools.partial(loss(remat.scan, sine, policy=None), n=n)
+    fn = functools.partial(loss(remat.scan, sine, policy="none"), n=n)
     assert n_runs(jax.make_jaxpr(jax.grad(fn))(1.0, None), "sin") == 2 * n
 
 
@@ -77,7 +77,7 @@ def test_extra_flops_are_k_minus_1_forward_passes(levels):
         return n_runs(jaxpr, "dot_general")
 
     plain = products(loss(lax.scan, matmul))
-    cut = products(loss(remat.scan, matmul, policy=None, segments=lengths))
+    cut = products(loss(remat.scan, matmul, policy="none", segments=lengths))
     assert (plain, cut) == (27 * 3, 27 * (3 + levels - 1))
 
 
@@ -106,7 +106,7 @@ def residual_bytes(fn, *args):
 @pytest.mark.parametrize("n", [25, 97, 1000])
 @pytest.mark.parametrize("levels", [2, 3])
 @pytest.mark.parametrize("has_xs", [False, True])
-@pytest.mark.parametrize("policy", [None, "nothing", "everything"])
+@pytest.mark.parametrize("policy", ["none", "nothing", "everything"])
 def test_residuals_are_one_carry_a_segment(n, levels, has_xs, policy):
     lengths = balanced(n, levels)
     options = {"length": n, "segments": lengths, "policy": policy}
@@ -143,7 +143,7 @@ def has_region(body, xs, **options):
 def test_a_body_is_a_region_where_it_makes_more_than_its_carry():
     assert not has_region(sine, None)
     assert has_region(wide, jnp.ones(36))
-    assert not has_region(wide, jnp.ones(36), policy=None)
+    assert not has_region(wide, jnp.ones(36), policy="none")
     assert has_region(sine, None, policy="nothing")
 
 

@@ -95,7 +95,7 @@ def test_scans_are_cut_wherever_they_stand(program):
     ("fn", "options"),
     [
         (plain, {"min_length": DEPTH + 1}),
-        (plain, {"segments": None, "policy": None}),
+        (plain, {"segments": None, "policy": "none"}),
         (
             lambda ws, x: lax.while_loop(
                 lambda s: s < 3, lambda s: s + plain(ws, x), 0.0
@@ -124,6 +124,17 @@ def test_a_scan_that_keeps_next_to_nothing_is_left_alone():
         return lax.scan(jax.checkpoint(chunk), 0.0, ws)[0]
 
     assert n_segments(remat.segment_scans(chunked_loss), WS, X) == 0
+
+
+def test_a_scan_whose_body_has_no_derivative_is_told():
+    def on_the_host(ws, x):
+        def body(h, w):
+            return jax.pure_callback(np.tanh, jax.typeof(h), h @ w), None
+
+        return lax.scan(body, x, ws)[0].sum()
+
+    with pytest.warns(remat.SegmentsWarning, match=r"steps at .*py:\d+ is left"):
+        assert n_segments(remat.segment_scans(on_the_host), WS, X) == 0
 
 
 def test_options_are_those_of_scan():

@@ -11,10 +11,7 @@ from remat import _jax_compat as compat
 from remat._scan._nest import Nest, ScanBody, segmented
 from remat._scan._segments import Lengths, Segments, SegmentsError, kept, lengths_for
 from remat._scan._sizes import StepSizes, step_sizes
-from remat.policies import Policy, as_policy
-
-AUTO = "auto"
-"""The default policy: make a region of the body where that is needed."""
+from remat.policies import Policy, as_policy, none
 
 HOST_PRICE = 0.25
 """What a byte in host memory counts against one on the device, where "sqrt" weighs
@@ -28,7 +25,7 @@ class ScanOptions:
     """How scans are to be cut, whatever the scan."""
 
     policy: ScanPolicy
-    """A policy for the body, None for no region there, or `AUTO`."""
+    """A policy for the body, `none` for no region there, or None to decide by sizes."""
     segments: Segments
     """As `_segments.lengths_for` takes it."""
     max_saved: int | None
@@ -51,9 +48,8 @@ class ScanOptions:
         """
         if max_saved is not None and max_saved < 1:
             raise SegmentsError(f"max_saved is at least 1 carry, got {max_saved}")
-        is_policy = not (policy is None or policy is AUTO or policy == AUTO)
         return ScanOptions(
-            policy=as_policy(policy) if is_policy else policy,
+            policy=None if policy is None else as_policy(policy),
             segments=segments,
             max_saved=max_saved,
             offload_carry=offload_carry,
@@ -62,7 +58,7 @@ class ScanOptions:
     @property
     def is_auto(self) -> bool:
         """Whether the sizes of a step decide if it is a region."""
-        return isinstance(self.policy, str)
+        return self.policy is None
 
     def lengths(self, n_steps: int, sizes: StepSizes) -> Lengths:
         """The nest for a scan whose steps have these sizes."""
@@ -83,6 +79,8 @@ class Choice:
     nest: Nest
     saved_bytes: float = 0.0
     """How much less is kept than by the scan as it stands."""
+    failure: str | None = None
+    """Why that is not known, where it is not."""
 
 
 def segmented_equation(
@@ -121,12 +119,11 @@ def choose_nest(body: ScanBody, avals: Sequence[Any], options: ScanOptions) -> C
     chosen = _without_region(body.length, options, plain, as_is)
     sizes = as_is
     if chosen is None:
-        policy = None if options.is_auto else options.policy
-        region = dataclasses.replace(plain, is_region=True, policy=policy)
+        region = dataclasses.replace(plain, is_region=True, policy=options.policy)
         sizes = step_sizes(body, avals, region)
         chosen = _cut(region, options, sizes)
     saved = body.length * as_is.step - kept(body.length, chosen.lengths, sizes.costs)
-    return Choice(nest=chosen, saved_bytes=saved)
+    return Choice(nest=chosen, saved_bytes=saved, failure=as_is.failure)
 
 
 def _without_region(
@@ -136,7 +133,7 @@ def _without_region(
 
     The rule for the default policy is as the docstring of `remat.scan` says.
     """
-    if options.policy is None:
+    if options.policy == none:
         return _cut(plain, options, sizes)
     if not options.is_auto or sizes.inner > sizes.carry:
         return None

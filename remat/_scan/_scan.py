@@ -7,7 +7,7 @@ import jax
 from jax import lax
 
 from remat import _jax_compat as compat
-from remat._scan._rewrite import AUTO, ScanOptions, ScanPolicy, segmented_equation
+from remat._scan._rewrite import ScanOptions, ScanPolicy, segmented_equation
 from remat._scan._segments import Segments
 
 
@@ -19,7 +19,7 @@ def scan(
     reverse: bool = False,
     unroll: int | bool = 1,
     *,
-    policy: ScanPolicy = AUTO,
+    policy: ScanPolicy = None,
     segments: Segments = "sqrt",
     max_saved: int | None = None,
     offload_carry: bool = False,
@@ -45,7 +45,7 @@ def scan(
 
     of temporaries, and the cotangent of one carry. With further levels `b*S` becomes
     the same formula for one segment. S is what `jax.vjp` of `f` keeps of one step if
-    the body is no region of its own (`policy=None`); if it is one, S is C and what
+    the body is no region of its own (`policy="none"`); if it is one, S is C and what
     the policy keeps, and the values inside one step come on top.
 
     Recompute: k levels run every step k - 1 times more. A body that is a region adds
@@ -58,13 +58,13 @@ def scan(
         length: N, where `xs` do not say.
         reverse: Whether to run from the last slice to the first.
         unroll: Steps of the innermost loop to unroll, as in `lax.scan`.
-        policy: What the body keeps while its segment runs back. None: the body is no
-            region. A policy, as `with_policy` takes it: the body is a region.
-            "auto" (the default): a region, that recomputes everything, where the
-            values made inside the body and kept by `jax.vjp` are larger than the
-            carry, or where only so no more is kept than by `lax.scan` over
-            `jax.checkpoint(f)`; else as None. Everything that has a derivative is
-            taken to be differentiated.
+        policy: What the body keeps while its segment runs back. A policy, as
+            `with_policy` takes it: the body is a region. "none": it is no region.
+            None (the default): it is no region of its own, unless the values made
+            inside the body and kept by `jax.vjp` are larger than the carry, or only
+            so no more is kept than by `lax.scan` over `jax.checkpoint(f)`; then it is
+            one that recomputes everything ("nothing"). Everything that has a
+            derivative is taken to be differentiated.
         segments: "sqrt": the two levels that keep least, or one where N is so small
             that two keep no less. A number: that many segments (one fewer where
             fewer full ones suffice). A tuple of k lengths, outermost first, whose

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,8 +13,8 @@ from remat import _jax_compat as compat
 from remat._regions._boundary import is_boundary
 from remat._regions._rewrite import rewrite_equations
 from remat._regions._sites import Site
-from remat._scan._rewrite import AUTO, ScanOptions, ScanPolicy, segmented_equation
-from remat._scan._segments import Segments
+from remat._scan._rewrite import Choice, ScanOptions, ScanPolicy, segmented_equation
+from remat._scan._segments import Segments, SegmentsWarning
 
 
 def segment_scans(
@@ -21,7 +22,7 @@ def segment_scans(
     segments: Segments = "sqrt",
     min_length: int = 8,
     *,
-    policy: ScanPolicy = AUTO,
+    policy: ScanPolicy = None,
     max_saved: int | None = None,
     offload_carry: bool = False,
 ) -> Callable[..., Any]:
@@ -35,7 +36,7 @@ def segment_scans(
     Left as they are: shorter scans, those in a `while` loop or a `custom_vjp` or
     `custom_jvp` function, those that `remat.scan` has cut, and those where it would
     save next to nothing: less than a hundredth of the largest value that one step
-    makes.
+    makes. One whose body cannot be differentiated is left too, with a warning.
 
     Args:
         fn: Any function that JAX can trace.
@@ -49,6 +50,9 @@ def segment_scans(
     Returns:
         A function that takes and returns what `fn` does. It is traced at each call,
         as by `jax.jit`, so it can stand under any transformation.
+
+    Warns:
+        SegmentsWarning: (when called) for a scan whose body cannot be differentiated.
 
     Raises:
         SegmentsError: (when called, but for `max_saved` below 1) as for `remat.scan`.
@@ -77,9 +81,9 @@ def segment_scans(
         del site
         if place is None:
             return eqn
-        least = _largest_value(eqn.params["jaxpr"]) / 100
+        is_worth_it = functools.partial(_is_worth_it, eqn)
         with compat.at_place_of(eqn, check_vma=place.check_vma):
-            return segmented_equation(eqn, options, lambda c: c.saved_bytes >= least)
+            return segmented_equation(eqn, options, is_worth_it)
 
     return rewrite_equations(
         fn,
@@ -113,6 +117,19 @@ def _scans(jaxpr: compat.AnyJaxpr, here: _Around) -> Iterator[tuple[int, _Around
 
 def _is_long_scan(eqn: jec.JaxprEqn, *, min_length: int) -> bool:
     return eqn.primitive.name == "scan" and eqn.params["length"] >= min_length
+
+
+def _is_worth_it(eqn: jec.JaxprEqn, choice: Choice) -> bool:
+    if choice.failure is not None:
+        line = compat.source_line(eqn)
+        warnings.warn(
+            f"the scan of {eqn.params['length']} steps{f' at {line}' if line else ''} "
+            f"is left as it is: its body has no derivative ({choice.failure})",
+            SegmentsWarning,
+            stacklevel=2,
+        )
+        return False
+    return choice.saved_bytes >= _largest_value(eqn.params["jaxpr"]) / 100
 
 
 def _runs_segments(eqn: jec.JaxprEqn) -> bool:

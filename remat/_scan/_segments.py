@@ -35,6 +35,10 @@ class SegmentsError(ValueError):
     """The wanted segments do not fit the scan."""
 
 
+class SegmentsWarning(UserWarning):
+    """A scan that was to be cut into segments is left as it is."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepCosts:
     """What a kept carry and a kept step take, in any one unit."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 from remat._regions._boundary import Boundary
 from remat._scan._segments import Lengths, Segments, cut, inner, lengths_for
 from remat._wrap._wrap import Rule, is_bound_linen, wrap_function
-from remat.policies import Policy
+from remat.policies import Policy, as_policy, none
 
 Block = Callable[[Any], Any]
 
@@ -17,7 +17,7 @@ def sequential(
     blocks: Sequence[Block],
     x: Any,
     segments: Segments = "sqrt",
-    policy: Policy | str | Callable[..., Any] | None = "nothing",
+    policy: Policy | str | Callable[..., Any] = "nothing",
     *,
     max_saved: int | None = None,
 ) -> Any:
@@ -38,7 +38,7 @@ def sequential(
         segments: As for `remat.scan`, of blocks instead of steps.
         policy: What each block, then a region, keeps while its segment runs back.
             By default it recomputes everything, so that one block's inner values
-            exist at a time; None makes no region of a block.
+            exist at a time; "none" makes no region of a block.
         max_saved: Instead of `segments`: the most values between blocks to keep at
             once; the fewest extra forward passes that do it.
 
@@ -54,7 +54,7 @@ def sequential(
         >>> import jax, jax.numpy as jnp, remat
         >>> layers = [lambda x, w=w: jnp.tanh(x * w) for w in range(1, 10)]
         >>> float(remat.sequential(layers, 0.5)) == float(remat.sequential(
-        ...     layers, 0.5, segments=None, policy=None))
+        ...     layers, 0.5, segments=None, policy="none"))
         True
     """
     for i, block in enumerate(blocks):
@@ -65,7 +65,7 @@ def sequential(
             )
     if not blocks:
         return x
-    rule = None if policy is None else Rule.make(policy, True)
+    rule = None if as_policy(policy) == none else Rule.make(policy, True)
     lengths = lengths_for(len(blocks), segments, max_saved=max_saved)
     return _Runner(rule).run(tuple(blocks), x, lengths)
 

@@ -22,6 +22,8 @@ class StepSizes:
     """What a step keeps, as the body stands."""
     inner: int
     """The part of `step` that was made inside the body, without the position."""
+    failure: str | None = None
+    """Why nothing is known: what went wrong as the body was differentiated."""
 
     @property
     def costs(self) -> StepCosts:
@@ -31,9 +33,6 @@ class StepSizes:
 
 _POSITION = 4
 """Bytes of the number that says which slice of xs to read."""
-
-_UNKNOWN = StepSizes(carry=0, step=0, inner=0)
-"""Sizes of a body that has no derivative."""
 
 
 def step_sizes(body: ScanBody, avals: Sequence[Any], nest: Nest) -> StepSizes:
@@ -52,8 +51,9 @@ def step_sizes(body: ScanBody, avals: Sequence[Any], nest: Nest) -> StepSizes:
     try:
         by_loop = list(_stacked(four, loop, avals))
         by_segments = list(_stacked(four, cut, avals))
-    except Exception:  # A body that cannot be differentiated can still be run.
-        return _UNKNOWN
+    except Exception as error:  # A body without a derivative can still be run.
+        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return StepSizes(carry=0, step=0, inner=0, failure=why)
     return StepSizes(
         carry=sum(n for n, is_carry in by_segments if is_carry),
         step=sum(n for n, _ in by_loop),
