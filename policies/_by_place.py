@@ -83,7 +83,7 @@ class DirectlyIn(Selector):
 
     def matches(self, value: Value) -> bool:
         path = value.module_path or ""
-        return any(_ends_with(path, pattern) for pattern in self.patterns)
+        return any(ends_with(path, pattern) for pattern in self.patterns)
 
     def needs(self, negated: bool = False) -> frozenset[str]:
         del negated
@@ -113,10 +113,10 @@ def _within(path: str, pattern: str) -> bool:
     """Whether a module that encloses the path's end, or is it, fits the pattern."""
     parts = path.split("/")
     enclosing = ("/".join(parts[:end]) for end in range(1, len(parts) + 1))
-    return any(_ends_with(module, pattern) for module in enclosing)
+    return any(ends_with(module, pattern) for module in enclosing)
 
 
-def _ends_with(path: str, pattern: str) -> bool:
+def ends_with(path: str, pattern: str) -> bool:
     """Whether the last modules of a path fit the pattern, one by one."""
     patterns = pattern.removeprefix("*/").split("/")
     modules = path.split("/")[-len(patterns) :]

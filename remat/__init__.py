@@ -34,6 +34,7 @@ from remat._regions._with_policy import Region as Region
 from remat._regions._with_policy import RegionError as RegionError
 from remat._regions._with_policy import find_regions as find_regions
 from remat._regions._with_policy import with_policy as with_policy
+from remat._regions._with_policy import with_regions as with_regions
 from remat._report._analyze import analyze as analyze
 from remat._report._buffer import Buffer as Buffer
 from remat._report._diff import Change as Change

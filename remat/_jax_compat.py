@@ -454,3 +454,87 @@ def with_weak_type(x: Any, weak_type: bool) -> Any:
     if getattr(jax.typeof(x), "weak_type", False) == weak_type:
         return x
     return _lax._convert_element_type(x, weak_type=weak_type)
+
+
+# --- for making regions: 0.10.2 - 0.12.0.1
+
+
+def scope_frames(eqn: jec.JaxprEqn) -> list[tuple[int, Any]]:
+    """The `jax.named_scope`s around an equation, outermost first.
+
+    Returns:
+        For each its position on the name stack and its frame, which has a `name`.
+        Entering a scope makes a new frame, so what has one frame object in common
+        was traced in one call.
+    """
+    stack = enumerate(eqn.source_info.name_stack.stack)
+    return [(i, frame) for i, frame in stack if type(frame).__name__ == "Scope"]
+
+
+def region_equation(
+    eqns: Sequence[jec.JaxprEqn],
+    operands: Sequence[Any],
+    results: Sequence[Any],
+    *,
+    prevent_cse: bool,
+    n_frames: int = 0,
+    function: Any = None,
+) -> jec.JaxprEqn:
+    """An equation of `jax.checkpoint` that computes what some equations compute.
+
+    Args:
+        eqns: The equations, in order.
+        operands: The variables that they read and do not define.
+        results: Those of the variables they define that others read.
+        prevent_cse: As `jax.checkpoint` takes it.
+        n_frames: How many frames of their name stacks the equations have in common;
+            the region stands in those, the equations in it in the rest.
+        function: A jaxpr of the function that they come from, for its name.
+    """
+    env: dict[Any, Any] = {var: jec.Var(var.aval) for var in operands}
+    inside = []
+    for eqn in eqns:
+        outvars = [fresh_like(var) for var in eqn.outvars]
+        new = eqn.replace(
+            invars=[v if is_literal(v) else env[v] for v in eqn.invars],
+            outvars=outvars,
+            source_info=_name_stack_part(eqn, slice(n_frames, None)),
+        )
+        env.update(zip(eqn.outvars, outvars, strict=True))
+        inside.append(new.replace(effects=_moved(eqn.effects, env)))
+    body = open_jaxpr(
+        new_closed_jaxpr([env[v] for v in operands], [env[v] for v in results], inside)
+    )
+    if function is not None:
+        body = body.replace(debug_info=_unnamed(open_jaxpr(function).debug_info))
+    # What happens to a reference that is made inside is no effect outside.
+    body = body.replace(effects=_moved(body.effects, {v: v for v in body.invars}))
+    outside = dict(zip(body.invars, operands, strict=True))
+    params = dict(
+        jaxpr=body, policy=None, prevent_cse=prevent_cse, differentiated=False
+    )
+    return eqns[0].replace(
+        primitive=_remat_p,
+        invars=list(operands),
+        outvars=list(results),
+        params=params,
+        effects=_moved(body.effects, outside),
+        source_info=_name_stack_part(eqns[0], slice(0, n_frames)),
+    )
+
+
+def _name_stack_part(eqn: jec.JaxprEqn, part: slice) -> Any:
+    info = eqn.source_info
+    return info.replace(name_stack=info.name_stack[part])
+
+
+def _moved(effects: Any, env: Mapping[Any, Any]) -> Any:
+    """Effects with the variables that they are about replaced; others are dropped."""
+    moved = set()
+    for effect in effects:
+        about = getattr(effect, "input", None)
+        if about is None:
+            moved.add(effect)
+        elif about in env:
+            moved.add(effect.replace(input=env[about]))
+    return moved

@@ -17,6 +17,8 @@ from remat._regions._errors import CapturedModuleError as CapturedModuleError
 from remat._regions._errors import MissingNamesWarning as MissingNamesWarning
 from remat._regions._errors import NoNamesFound as NoNamesFound
 from remat._regions._errors import RegionError as RegionError
+from remat._regions._make_regions import Wanted
+from remat._regions._make_regions import with_regions as with_regions
 from remat._regions._nnx import recorded
 from remat._regions._region import Region as Region
 from remat._regions._region import is_region as is_region
@@ -91,6 +93,8 @@ def rewrite_regions(
 def with_policy(
     fn: Callable[..., Any],
     policy: Policy | str | Callable[..., Any] | Mapping[str, Any],
+    *,
+    regions: Wanted | None = None,
 ) -> Callable[..., Any]:
     """The same function, with the policy of every region inside it replaced.
 
@@ -105,6 +109,9 @@ def with_policy(
             `jax.checkpoint(policy=)` takes, or a mapping from region pattern (as
             `fnmatch`, on `Region.path`) to those, the first match counting. "nothing"
             recomputes everything, "none" removes the regions.
+        regions: Regions to make first, in code that has none: `"scan"` for the layers
+            of a scan, a pattern of module paths such as `"Block_*"`, or a list of
+            these, as `remat.with_regions` takes them.
 
     Returns:
         A function that takes and returns what `fn` does. It is traced at each call,
@@ -124,6 +131,8 @@ def with_policy(
         True
     """
     assignment = Assignment.of(policy)
+    if regions is not None:
+        fn = with_regions(fn, regions)
 
     def decide(regions: Sequence[Region], program: compat.AnyJaxpr) -> list[_Decision]:
         chosen = assignment.policies_of(regions or _hidden(program))
