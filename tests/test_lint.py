@@ -16,8 +16,9 @@ from jax.sharding import Mesh, PartitionSpec
 import remat
 from remat import policies, testing
 from remat._cost._jaxpr import jaxpr_cost
-from remat._lint._lint import Finding, lint
-from remat._lint._program import program_of
+from remat._lint._lint import Finding, lint, lint_program
+from remat._lint._notes import notes_of
+from remat._lint._program import Traced
 from tests.helpers import stable_id
 
 W, X = jnp.zeros((8, 8)), jnp.zeros((4, 8))
@@ -525,7 +526,7 @@ def test_flow_keeps_and_runs_again_what_jax_does(block, policy):
     if policy == H and block in (plain, attention):
         pytest.skip("emits no name")
     loss = unrolled(block, n=1)
-    (linted,) = program_of(loss, policy, (W, X), {}, None).regions
+    (linted,) = Traced.of(loss, (W, X), {}).under(policy).regions
     # What derivatives add (the cosine of a sine) runs once with and without a region.
     rerun = linted.flow.rerun & linted.flow.forward
     again = collections.Counter(linted.primitive(p) for p in rerun)
@@ -535,7 +536,80 @@ def test_flow_keeps_and_runs_again_what_jax_does(block, policy):
     assert sum(linted.flow.stored().values()) == sum(r.bytes for r in kept)
 
 
+# --- compare and plan
+
+
+def choosing(w, x):
+    taken = jnp.argmax(x @ w, -1, keepdims=True)
+    return x * jnp.take_along_axis(jnp.sin(x @ w), taken, -1)
+
+
+def test_compare_shows_findings_as_notes_and_data():
+    asked = ["nothing", "offload_dots", policies.everything]
+    table = remat.compare(
+        unrolled(choosing, prevent_cse=False), W, X, policies=asked, target="cpu"
+    )
+    codes = {p: [f.code for f in found] for p, found in table.findings.items()}
+    assert codes == {
+        "nothing": ["undone-by-cse", "repeated-choice"],
+        "offload_dots": ["offload-without-host", "undone-by-cse", "repeated-choice"],
+        "everything": ["undone-by-cse"],
+    }
+    text = " ".join(str(table).split())
+    assert "every policy: [undone-by-cse, test_lint.py" in text
+    assert "offload_dots: [offload-without-host] offload_dots offloads" in text
+    assert "nothing, offload_dots: [repeated-choice, test_lint.py" in text
+    data = table.to_dict()["findings"]["nothing"]
+    assert data[0]["code"] == "undone-by-cse" and data[0]["fix"]
+
+
+def test_plan_notes_what_lint_finds_in_the_planned_program():
+    def block(w, x):
+        jax.debug.callback(report, x.sum())
+        return x + jnp.tanh(jnp.sin(x @ w) @ w.T)
+
+    loss, args = unrolled(block, n=4), (jnp.zeros((8, 256)), jnp.zeros((64, 8)))
+    table = remat.compare(loss, *args, policies=["none", "nothing"], target="cpu")
+    least = table["nothing"].peak_bytes
+    assert least < table["none"].peak_bytes
+    found = remat.plan(loss, *args, budget=least, target="cpu")
+    (note,) = [note for note in found.notes if "repeated-callback" in note]
+    assert "'report' (debug_callback) runs twice" in note
+    assert note in found.to_dict()["notes"]
+
+
 # --- the report itself
+
+
+def test_regions_that_cannot_be_read_are_listed():
+    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+    rows = PartitionSpec("x")
+
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(rows, rows), out_specs=rows)
+    def inside(w, x):
+        return jax.checkpoint(lambda w, x: jnp.sin(jax.lax.psum(x, "x") @ w.T))(w, x)
+
+    loss = lambda w, x: inside(w, x).sum()  # noqa: E731
+    (finding,) = lint(loss, "nothing", W, jnp.zeros((8, 8)))
+    assert finding.code == "unread-region" and "axis" in finding.message
+
+
+def test_notes_are_a_line_for_each_rule_with_its_policies():
+    traced = Traced.of(unrolled(twin, prevent_cse=False), (W, X), {})
+    findings = {
+        label: lint_program(traced.under(policy))
+        for label, policy in {"h": H, "dots": "save_dots", "none": "none"}.items()
+    }
+    lines = notes_of(findings, 3)
+    assert [line.partition(" ")[2].split(",")[0] for line in lines] == [
+        "[unnamed-twin",
+        "dots: [undone-by-cse",
+    ]
+    assert "Leave prevent_cse alone" in lines[1]
+    same = {label: findings["dots"] for label in ("a", "b")}
+    assert notes_of(same, 2)[0].startswith("every policy: [undone-by-cse")
+    assert notes_of(same, 3)[0].startswith("a, b: ")
+    assert notes_of({"none": lint_program(traced.under("none"))}, 1) == ()
 
 
 def test_findings_of_equal_layers_are_one():

@@ -26,6 +26,7 @@ from remat._compare._comparison import (
     best_row,
     versions,
 )
+from remat._compare._findings import findings_of
 from remat._compare._measure import (
     Prepared,
     Setup,
@@ -127,6 +128,7 @@ def compare(
             loss without regions.
     """
     device = _usable(target)
+    probe = device.kind == "tpu" and not exact
     limit = parse_bytes(budget) if budget is not None else device.available_bytes
     setup = Setup(
         target=device,
@@ -142,7 +144,12 @@ def compare(
         ),
     )
     session = _Session(setup, limit, on_progress or (lambda line: None))
-    rows = session.run(loss, _labelled(policies), exact)
+    labelled = _labelled(policies)
+    with session:
+        session.start(loss, labelled, probe)
+        # While the compilers are at work.
+        findings = findings_of(loss, args, kwargs, _lintable(labelled), device)
+        rows = session.rows(probe)
     best = best_row(rows)
     return Comparison(
         model=model or getattr(loss, "__qualname__", type(loss).__name__),
@@ -153,6 +160,7 @@ def compare(
         advice=advise(rows, device, limit),
         skipped=tuple(session.skipped),
         failed=tuple(session.failed),
+        findings=findings,
         options={
             "optimizer": optimizer is not None,
             "exact": exact,
@@ -213,6 +221,15 @@ def _applied(loss: Callable[..., Any], policy: Any) -> Callable[..., Any]:
     return with_policy(loss, policy)
 
 
+def _lintable(labelled: Mapping[str, Any]) -> dict[str, catalogue.Policy]:
+    """The rows that are policies; a plan was linted when it was made."""
+    return {
+        label: one.policy if isinstance(one, _Segmented) else one
+        for label, one in labelled.items()
+        if not isinstance(one, Plan)
+    }
+
+
 class _Session:
     """One comparison under way: what its rows share.
 
@@ -231,18 +248,17 @@ class _Session:
         self.skipped: list[Failure] = []
         self.failed: list[Failure] = []
 
-    def run(
-        self, loss: Callable[..., Any], policies: Mapping[str, Any], exact: bool
-    ) -> list[Row]:
-        """Compiles what is needed and returns the rows in the order asked for."""
-        try:
-            return self._run(loss, policies, exact)
-        finally:
-            # On an error or Ctrl-C nobody will read what is still queued.
-            self.pool.shutdown(wait=False, cancel_futures=True)
+    def __enter__(self) -> _Session:
+        return self
 
-    def _run(self, loss, policies, exact) -> list[Row]:
-        probe = self.setup.target.kind == "tpu" and not exact
+    def __exit__(self, *error: object) -> None:
+        # On an error or Ctrl-C nobody will read what is still queued.
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def start(
+        self, loss: Callable[..., Any], policies: Mapping[str, Any], probe: bool
+    ) -> None:
+        """Traces and lowers every row, and sends it to be compiled."""
         unwrapped = with_policy(loss, "none")
         self.say("tracing the step without remat")
         self.base_flops = prepare(unwrapped, self.setup).flops
@@ -255,6 +271,9 @@ class _Session:
                 self.skipped.append(Failure(policy=label, reason=first_line(error)))
                 continue
             self._submit(label, probe)
+
+    def rows(self, probe: bool) -> list[Row]:
+        """The rows in the order asked for, once they are compiled."""
         rows = {label: self._row(label, probe) for label in self.prepared}
         if probe:
             self._compile_what_matters(rows)

@@ -13,6 +13,7 @@ from typing import Any
 
 from remat._compare._why import why
 from remat._files import write_text
+from remat._finding import Finding
 from remat._report._report import MemoryReport
 from remat._sizes import format_bytes
 from remat._targets._target import Target
@@ -102,6 +103,8 @@ class Comparison:
     """Policies none of whose names exist in the program."""
     failed: tuple[Failure, ...] = ()
     """Policies whose program could not be compiled."""
+    findings: Mapping[str, tuple[Finding, ...]] = field(default_factory=dict)
+    """What `remat.lint` found, by policy; policies without a finding are left out."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """How it was made: batch, sequence length, optimizer, compiler options."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -140,6 +143,10 @@ class Comparison:
             "rows": [row.to_dict() for row in self.rows],
             "skipped": [dataclasses.asdict(s) for s in self.skipped],
             "failed": [dataclasses.asdict(f) for f in self.failed],
+            "findings": {
+                policy: [dataclasses.asdict(finding) for finding in findings]
+                for policy, findings in self.findings.items()
+            },
             "options": dict(self.options),
             "versions": dict(self.versions),
             "n_compiles": self.n_compiles,

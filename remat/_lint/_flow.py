@@ -33,8 +33,11 @@ KERNELS = frozenset("pallas_call tpu_custom_call custom_call ffi_call".split())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RegionFlow:
-    """The known part of a differentiated region: values and equations by number."""
+class Differentiated:
+    """The known part of a differentiated region: values and equations by number.
+
+    No policy changes it, so it is worked out once for all of them.
+    """
 
     flow: Flow
     known: tuple[int, ...]
@@ -44,20 +47,42 @@ class RegionFlow:
     derivatives add, such as the cosine of a sine."""
     required: frozenset[int]
     """Values that the backward pass reads."""
-    decisions: dict[int, Decision]
-    """What the policy answers for the equations it keeps, by position."""
-    rerun: frozenset[int]
-    """Positions of the equations that the backward pass runs again."""
     results: frozenset[int]
     """Values that the region returns."""
     inputs: frozenset[int]
     """Values that are the region's inputs, in whatever dtype or layout."""
-    needed: frozenset[int]
-    """Values that the backward pass, or what runs again for it, reads."""
     makers: dict[int, int]
     """The position of the equation that makes each value; none for an input."""
     readers: dict[int, list[int]]
     """The positions of the known equations that read each value."""
+
+    def under(self, policy: Callable[..., Any] | None) -> "RegionFlow":
+        """What is kept and what runs again.
+
+        Args:
+            policy: As `jax.checkpoint` takes it; None keeps nothing.
+        """
+        decisions = _decisions(self.flow, self.known, policy)
+        rerun = _rerun(self.flow, self.makers, self.required, decisions)
+        again = (value for p in rerun for value in self.flow.equations[p].operands)
+        return RegionFlow(
+            **{f.name: getattr(self, f.name) for f in dataclasses.fields(self)},
+            decisions=decisions,
+            rerun=rerun,
+            needed=self.required.union(again),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RegionFlow(Differentiated):
+    """A differentiated region under a policy."""
+
+    decisions: dict[int, Decision]
+    """What the policy answers for the equations it keeps, by position."""
+    rerun: frozenset[int]
+    """Positions of the equations that the backward pass runs again."""
+    needed: frozenset[int]
+    """Values that the backward pass, or what runs again for it, reads."""
 
     def equation(self, position: int) -> FlowEquation:
         return self.flow.equations[position]
@@ -89,22 +114,27 @@ class RegionFlow:
         return sum(_flops(self.equation(p)) for p in positions)
 
 
-def region_flow(
-    jaxpr: jec.Jaxpr, policy: Callable[..., Any] | None
-) -> RegionFlow | None:
-    """Work out what is kept and what runs again.
+class UnreadableRegion(Exception):
+    """A region that cannot be differentiated by itself; says why."""
+
+
+def differentiate(jaxpr: jec.Jaxpr) -> Differentiated:
+    """Differentiate a region, and tell its known part from the linear one.
 
     Args:
         jaxpr: The region's open jaxpr, with the names its policy goes by.
-        policy: As `jax.checkpoint` takes it; None keeps nothing.
 
     Returns:
-        The flow; None for a region inside a `shard_map` that uses its mesh axes, which
-        cannot be differentiated by itself.
+        The known part.
+
+    Raises:
+        UnreadableRegion: The region uses mesh axes of a `shard_map` around it, or holds
+            what has no derivative by an input that the program takes none by.
     """
-    traced = _differentiated(jaxpr)
-    if traced is None:
-        return None
+    try:
+        traced = _traced_derivative(jaxpr)
+    except Exception as error:  # whatever a rule of somebody else's raises
+        raise UnreadableRegion(str(error).strip().partition("\n")[0]) from error
     flow = flow_of(traced)
     n_inputs, n_results = len(jaxpr.invars), len(jaxpr.outvars)
     linear = flow.reachable(flow.inputs[n_inputs:])
@@ -113,32 +143,24 @@ def region_flow(
         for position, equation in enumerate(flow.equations)
         if not any(value in linear for value in equation.results)
     )
-    required = _required(flow, linear, flow.outputs[n_results:])
-    decisions = _decisions(flow, known, policy)
     results = [value for value in flow.outputs[:n_results] if value is not None]
-    makers = flow.producers()
-    rerun = _rerun(flow, makers, required, decisions)
-    again = (value for p in rerun for value in flow.equations[p].operands)
     readers: dict[int, list[int]] = {}
     for position in known:
         for value in flow.equations[position].operands:
             readers.setdefault(value, []).append(position)
-    return RegionFlow(
+    return Differentiated(
         flow=flow,
         known=known,
         forward=frozenset(flow.ancestors(results)),
-        required=required,
-        decisions=decisions,
-        rerun=rerun,
-        needed=required.union(again),
-        makers=makers,
-        readers=readers,
+        required=_required(flow, linear, flow.outputs[n_results:]),
         results=frozenset(results),
         inputs=_inputs(flow, flow.inputs[:n_inputs]),
+        makers=flow.producers(),
+        readers=readers,
     )
 
 
-def _differentiated(jaxpr: jec.Jaxpr) -> Any:
+def _traced_derivative(jaxpr: jec.Jaxpr) -> Any:
     avals = [var.aval for var in jaxpr.invars]
     varying = [i for i, aval in enumerate(avals) if is_inexact(aval)]
     closed = compat.ClosedJaxpr(jaxpr, ())
@@ -151,13 +173,8 @@ def _differentiated(jaxpr: jec.Jaxpr) -> Any:
 
         return jax.jvp(function, [primals[i] for i in varying], tangents)
 
-    try:
-        tangents = [avals[i].to_tangent_aval() for i in varying]
-        return compat.trace(both, avals, tangents)[0]
-    except NameError as error:
-        if "axis" not in str(error):
-            raise
-        return None
+    tangents = [avals[i].to_tangent_aval() for i in varying]
+    return compat.trace(both, avals, tangents)[0]
 
 
 def _required(

@@ -15,7 +15,7 @@ from remat._lint._matmuls import MATMUL_RULES
 from remat._lint._names import NAME_PROGRAM_RULES, NAME_RULES
 from remat._lint._place import PLACE_PROGRAM_RULES, PLACE_RULES
 from remat._lint._policy import POLICY_PROGRAM_RULES, POLICY_RULES
-from remat._lint._program import Linted, Program, program_of
+from remat._lint._program import Linted, Program, Traced
 from remat._lint._reruns import RERUN_RULES
 from remat._targets._target import Target
 from remat._targets._target import target as find_target
@@ -78,7 +78,7 @@ def lint(
         ['unemitted-name', 'unmentioned-name']
     """
     where = None if target is None else find_target(target)
-    return lint_program(program_of(fn, policy, args, kwargs, where))
+    return lint_program(Traced.of(fn, args, kwargs).under(policy, where))
 
 
 def lint_program(program: Program) -> tuple[Finding, ...]:

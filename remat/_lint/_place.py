@@ -30,7 +30,7 @@ _REDUCES = (
 
 def no_region(program: Program) -> Iterator[Finding]:
     """A program without a region, where every policy does nothing."""
-    if not program.regions:
+    if not program.regions and not program.unread:
         yield Finding(
             code="no-region",
             severity="error",
@@ -39,10 +39,23 @@ def no_region(program: Program) -> Iterator[Finding]:
         )
 
 
+def unread_regions(program: Program) -> Iterator[Finding]:
+    """Regions that were not looked at."""
+    for path, why in program.unread.items():
+        yield Finding(
+            code="unread-region",
+            severity="info",
+            message=f"the region cannot be differentiated by itself ({why}), so it was "
+            "not looked at.",
+            fix="remat.residuals(fn, *args) lists what the whole function keeps.",
+            where=path,
+        )
+
+
 def region_around_loss(program: Program) -> Iterator[Finding]:
     """One region around the whole loss."""
     regions, outputs = program.outermost, program.jaxpr.outvars
-    if len(regions) != 1 or regions[0].region.times != 1:
+    if len(regions) != 1 or regions[0].region.times != 1 or regions[0].is_removed:
         return
     if any(getattr(v.aval, "shape", ()) != () for v in outputs):
         return
@@ -62,7 +75,7 @@ def region_around_loss(program: Program) -> Iterator[Finding]:
 
 def region_around_scan(linted: Linted) -> Iterator[Finding]:
     """A region around a scan, where one around its body is meant."""
-    scan = _main_scan(linted)
+    scan = None if linted.is_removed else _main_scan(linted)
     if scan is not None:
         yield linted.finding(
             "region-around-scan",
@@ -79,7 +92,9 @@ def undone_by_cse(linted: Linted) -> Iterator[Finding]:
     """`prevent_cse=False` where XLA can see both passes."""
     region = linted.region
     exposed = region.context in ("straight line", "unrolled scan")
-    if exposed and not region.prevent_cse and linted.outer is None:
+    if linted.is_removed or region.prevent_cse:
+        return
+    if exposed and linted.outer is None:
         yield linted.finding(
             "undone-by-cse",
             "error",
@@ -97,7 +112,9 @@ def overridden_policy(linted: Linted) -> Iterator[Finding]:
     outer region is recomputed, which is what cutting a scan in segments is for.
     """
     outer = linted.outer
-    if outer is not None and linted.policy != outer.policy:
+    if outer is None or outer.is_removed:
+        return
+    if linted.policy != outer.policy:
         is_step_of_outer = linted.region.times > outer.region.times
         yield linted.finding(
             "overridden-policy",
@@ -127,7 +144,7 @@ def elementwise_region(linted: Linted) -> Iterator[Finding]:
         )
 
 
-PLACE_PROGRAM_RULES = (no_region, region_around_loss)
+PLACE_PROGRAM_RULES = (no_region, unread_regions, region_around_loss)
 PLACE_RULES = (
     region_around_scan,
     undone_by_cse,

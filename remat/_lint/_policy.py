@@ -141,7 +141,8 @@ def two_precisions(linted: Linted) -> Iterator[Finding]:
                 "warning",
                 f"a value is kept as {types[0]} and again as {types[1]} "
                 f"({format_bytes(stored[result])}).",
-                "Exclude the casts: policy - primitive('convert_element_type').",
+                f"Exclude the casts: {_kept_by(linted)} - "
+                "primitive('convert_element_type').",
                 linted.source(position),
             )
 
@@ -214,6 +215,11 @@ def is_batched(eqn: Any) -> bool:
         return False
     _, (left, right) = eqn.params["dimension_numbers"]
     return bool(left or right)
+
+
+def _kept_by(linted: Linted) -> str:
+    """A policy that keeps what is kept, to take something away from."""
+    return "everything" if linted.is_removed else "policy"
 
 
 def _named_copies(linted: Linted, value: int) -> set[int]:

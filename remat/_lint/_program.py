@@ -10,14 +10,19 @@ import jax.extend.core as jec
 from remat import _jax_compat as compat
 from remat._cost._jaxpr import jaxpr_cost
 from remat._finding import Finding, Severity
-from remat._lint._flow import RegionFlow, region_flow
-from remat._naming._naming import bind
+from remat._lint._flow import (
+    Differentiated,
+    RegionFlow,
+    UnreadableRegion,
+    differentiate,
+)
+from remat._naming._naming import KeepMarked, bind
 from remat._regions._assign import Assignment, MissingNamesWarning, NoNamesFound
 from remat._regions._nnx import recorded
 from remat._regions._region import Region, is_region
 from remat._regions._sites import survey_jaxpr
 from remat._targets._target import Target
-from remat.policies import Policy, PolicyMap, as_policy
+from remat.policies import Policy, PolicyMap, as_policy, none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +39,11 @@ class Linted:
     """The region around it."""
     flow: RegionFlow
     """What is kept and what runs again. An inner region's policy does not count."""
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether its policy leaves no region there."""
+        return self.policy == none
 
     def finding(
         self,
@@ -73,6 +83,8 @@ class Program:
     """The policy asked for; None: each region its own."""
     regions: tuple[Linted, ...]
     """The regions that a policy can change."""
+    unread: Mapping[str, str]
+    """Why some regions could not be looked at, by path."""
     target: Target | None
     """Where it is to run, if that was said."""
 
@@ -87,58 +99,101 @@ class Program:
         return jaxpr_cost(self.jaxpr).flops
 
 
-def program_of(
-    fn: Callable[..., Any],
-    policy: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    target: Target | None,
-) -> Program:
-    """Trace a function, and work out what its regions do under a policy."""
-    with recorded(fn, args, kwargs) as recording:
-        closed = recording.closed
-    wanted = None if policy is None else as_policy(policy)
-    sites = [s for s in survey_jaxpr(closed, is_region, Region).sites if s.reachable]
-    return Program(
-        jaxpr=compat.open_jaxpr(closed),
-        policy=wanted,
-        regions=tuple(_linted(sites, wanted)),
-        target=target,
-    )
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Traced:
+    """A traced function, to be looked at under any number of policies."""
 
+    jaxpr: jec.Jaxpr
+    """The program."""
+    regions: tuple[Region, ...]
+    """The regions that a policy can change."""
+    differentiated: dict[int, Differentiated]
+    """The known part of each region that was looked at, by the `id` of its jaxpr."""
 
-def _linted(regions: Sequence[Region], wanted: Policy | None) -> list[Linted]:
-    policies = _policies(regions, wanted)
-    flows: dict[Any, RegionFlow | None] = {}
-    found: list[Linted] = []
-    around: list[Linted | None] = []
-    for region, policy in zip(regions, policies, strict=True):
-        outer = around[region.depth - 1] if region.depth else None
-        by_region = policy is not None and "region_path" in policy.needs
-        key = (id(region.eqn.params["jaxpr"]), policy, by_region and region.path)
-        if key not in flows:
-            flows[key] = _flow(region, policy)
-        flow = flows[key]
-        linted = flow and Linted(
-            region=region,
-            policy=policy,
-            as_written=wanted is None,
-            outer=outer,
-            flow=flow,
+    @staticmethod
+    def of(
+        fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> "Traced":
+        """Trace a function."""
+        with recorded(fn, args, kwargs) as recording:
+            closed = recording.closed
+        sites = survey_jaxpr(closed, is_region, Region).sites
+        return Traced(
+            jaxpr=compat.open_jaxpr(closed),
+            regions=tuple(site for site in sites if site.reachable),
+            differentiated={},
         )
-        around[region.depth :] = [linted]
-        if linted:
-            found.append(linted)
-    return found
+
+    def under(self, policy: Any, target: Target | None = None) -> Program:
+        """The program under a policy; None: each region its own."""
+        wanted = None if policy is None else as_policy(policy)
+        unread: dict[str, str] = {}
+        return Program(
+            jaxpr=self.jaxpr,
+            policy=wanted,
+            regions=tuple(self._linted(wanted, unread)),
+            unread=unread,
+            target=target,
+        )
+
+    def _linted(self, wanted: Policy | None, unread: dict[str, str]) -> list[Linted]:
+        policies = _policies(self.regions, wanted)
+        flows: dict[Any, RegionFlow | None] = {}
+        found: list[Linted] = []
+        around: list[Linted | None] = []
+        for region, policy in zip(self.regions, policies, strict=True):
+            outer = around[region.depth - 1] if region.depth else None
+            by_region = policy is not None and "region_path" in policy.needs
+            key = (id(region.eqn.params["jaxpr"]), policy, by_region and region.path)
+            if key not in flows:
+                flows[key] = None
+                try:
+                    flows[key] = self._flow(region, policy)
+                except UnreadableRegion as error:
+                    unread[region.path] = str(error)
+            flow = flows[key]
+            linted = flow and Linted(
+                region=region,
+                policy=policy,
+                as_written=wanted is None,
+                outer=outer,
+                flow=flow,
+            )
+            around[region.depth :] = [linted]
+            if linted:
+                found.append(linted)
+        return found
+
+    def _flow(self, region: Region, policy: Policy | None) -> RegionFlow:
+        if policy is not None and policy.needs_binding:
+            jaxpr, bound = bind(policy, region.jaxpr, region_path=region.path)
+            return differentiate(jaxpr).under(bound)
+        key = id(region.eqn.params["jaxpr"])
+        if key not in self.differentiated:
+            self.differentiated[key] = differentiate(region.jaxpr)
+        return self.differentiated[key].under(policy)
 
 
 def _policies(
     regions: Sequence[Region], wanted: Policy | None
 ) -> Sequence[Policy | None]:
-    own = [region.policy and as_policy(region.policy) for region in regions]
+    own = [_own(region) for region in regions]
     if wanted is None or not regions:
         return own
     return [a or b for a, b in zip(_assigned(regions, wanted), own, strict=True)]
+
+
+def _own(region: Region) -> Policy | None:
+    if not region.policy:
+        return None
+    policy = as_policy(region.policy)
+    if isinstance(region.policy, KeepMarked):
+        policy = policy.renamed(_BOUND, _BOUND, policy.description)
+    return policy
+
+
+_BOUND = "the bound policy"
+"""What a policy is called that stands in the region's names."""
 
 
 def _assigned(regions: Sequence[Region], wanted: Policy) -> Sequence[Policy | None]:
@@ -150,9 +205,3 @@ def _assigned(regions: Sequence[Region], wanted: Policy) -> Sequence[Policy | No
             if isinstance(wanted, PolicyMap):
                 return [wanted.for_region(region.path) for region in regions]
             return [wanted] * len(regions)
-
-
-def _flow(region: Region, policy: Policy | None) -> RegionFlow | None:
-    if policy is not None and policy.needs_binding:
-        return region_flow(*bind(policy, region.jaxpr, region_path=region.path))
-    return region_flow(region.jaxpr, policy)

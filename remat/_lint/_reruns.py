@@ -45,8 +45,9 @@ def repeated_callbacks(linted: Linted) -> Iterator[Finding]:
     flow = linted.flow
     for position in flow.named(*_CALLBACKS):
         eqn = flow.equation(position).eqn
-        # JAX keeps an effect in both passes; a pure callback runs where it is needed.
-        if not eqn.effects and position not in flow.rerun:
+        # JAX keeps an effect in both passes, unless the policy keeps its equation; a
+        # pure callback runs where it is needed.
+        if position in flow.decisions or not (eqn.effects or position in flow.rerun):
             continue
         callback = _callback_name(eqn.params.get("callback"))
         yield linted.finding(
@@ -54,7 +55,8 @@ def repeated_callbacks(linted: Linted) -> Iterator[Finding]:
             "warning",
             f"the callback{callback} ({eqn.primitive.name}) runs twice a step: in the "
             "forward pass, and when the region is recomputed.",
-            "Return the value and call back outside the region.",
+            "Return the value and call back outside the region, or keep the call: "
+            f"policy | save(primitive({eqn.primitive.name!r})).",
             linted.source(position),
         )
 

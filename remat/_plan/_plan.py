@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from remat._compare._measure import forward_flops, prepare
+from remat._lint._lint import lint_program
+from remat._lint._notes import notes_of
+from remat._lint._program import Traced
 from remat._plan._errors import PlanError
 from remat._plan._loop import MAX_COMPILES, ClosedLoop
 from remat._plan._make import make_plan
@@ -108,7 +112,7 @@ def plan(
     best = loop.run()
     unwrapped = with_policy(loss, "none")
     setup = opened.meter.setup
-    return make_plan(
+    made = make_plan(
         loop,
         best,
         opened.regions,
@@ -128,6 +132,22 @@ def plan(
             },
         },
     )
+    return dataclasses.replace(
+        made, notes=(*made.notes, *_lint_notes(made, loss, args, kwargs))
+    )
+
+
+_MEANT_BY_PLANS = frozenset({"saves-nothing", "saves-everything", "scores-dominate"})
+"""Findings about what is kept: a plan has weighed that."""
+
+
+def _lint_notes(
+    made: Plan, loss: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """What lint says of the planned program, a line for each rule."""
+    program = Traced.of(made.apply(loss), args, kwargs).under(None)
+    found = [f for f in lint_program(program) if f.code not in _MEANT_BY_PLANS]
+    return notes_of({"lint": found}, n_policies=1)
 
 
 def parse_share(share: float | str, what: str) -> float:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from remat._compare._comparison import Comparison, Row, recompute_share
+from remat._lint._notes import notes_of
 from remat._sizes import format_bytes, format_seconds
 
 COLUMNS = (
@@ -163,6 +164,11 @@ def _notes(comparison: Comparison) -> list[str]:
         names = ", ".join(failure.policy for failure in comparison.skipped)
         lines.append(f"skipped, the model emits none of their names: {names}")
     lines += [f"failed {f.policy}: {f.reason}" for f in comparison.failed]
+    # Those of skipped policies are why they were skipped.
+    rows = {row.policy for row in comparison.rows}
+    lines += notes_of(
+        {p: found for p, found in comparison.findings.items() if p in rows}, len(rows)
+    )
     missing = {name for row in comparison.rows for name in row.missing_names}
     if missing:
         lines.append(
