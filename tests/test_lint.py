@@ -568,7 +568,7 @@ def test_plan_notes_what_lint_finds_in_the_planned_program():
         jax.debug.callback(report, x.sum())
         return x + jnp.tanh(jnp.sin(x @ w) @ w.T)
 
-    loss, args = unrolled(block, n=4), (jnp.zeros((8, 256)), jnp.zeros((64, 8)))
+    loss, args = scanned(block), (jnp.zeros((8, 256)), jnp.zeros((64, 8)))
     table = remat.compare(loss, *args, policies=["none", "nothing"], target="cpu")
     least = table["nothing"].peak_bytes
     assert least < table["none"].peak_bytes
