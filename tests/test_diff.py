@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from remat._compare._compare import compare
 from remat._compare._comparison import Comparison
-from remat._report._report import report_from_program
+from remat._report._build import report_from_program
 from remat._targets._target import target
 from tests.hlo_programs import (
     LAYERS,

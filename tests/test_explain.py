@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import remat
 from remat._compare._step import build_step
 from remat._explain._explain import explain_report
+from remat._explain._proof import prove
+from remat._report._build import report_from_program
 from remat._report._recomputed import expected_recompute
-from remat._report._report import report_from_program
 from tests.hlo_programs import (
     LAYERS,
     ROWS,
@@ -24,6 +26,7 @@ from tests.hlo_programs import (
     stacked_loss,
 )
 
+SHARDED = [("v5e:4x4", (4, 4), 16)]
 N_BLOCKS, D, B = 4, 256, 65536
 ARGS = [shape(D, D)] * N_BLOCKS, shape(B, D)
 MATMUL = 2 * B * D * D
@@ -102,6 +105,82 @@ def test_compiled_recompute_equals_what_is_asked_for(name):
     (done,) = report_from_program(stacked(name)).recomputed
     assert done.n_matmuls == asked.regions[0].n_matmuls
     assert done.matmul_flops == asked.recompute_matmul_flops
+
+
+# Proof by region
+
+
+def proofs_of(name, loss, *args):
+    step = jax.grad(loss)
+    report = report_from_program(compile_for(name, step, *args))
+    return prove(report, expected_recompute(jax.make_jaxpr(step)(*args)))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_each_regions_recompute_is_proved(name):
+    once = jax.checkpoint(lambda x, w: jnp.tanh(jnp.sin(x @ w) @ w))
+    twice = jax.checkpoint(lambda x, w: jnp.tanh(jnp.sin(jnp.sin(x @ w) @ w) @ w))
+
+    def loss(ws, x):
+        with jax.named_scope("first"):
+            x = once(x, ws[0])
+        with jax.named_scope("second"):
+            x = twice(twice(x, ws[1]), ws[2])
+        return (x**2).sum()
+
+    second, first = proofs_of(name, loss, *ARGS)  # as the backward pass has them
+    # The last product feeds the output through tanh, so it runs again too.
+    assert (first.region.n_matmuls, second.region.n_matmuls) == (2, 2 * 3)
+    for proof in (first, second):
+        assert proof.is_there
+        assert proof.compiled_matmuls == proof.region.n_matmuls
+        assert proof.compiled_flops == proof.expected_flops
+        assert proof.expected_flops == proof.region.n_matmuls * MATMUL
+
+
+def test_of_two_regions_the_one_removed_is_told():
+    kept, removed = jax.checkpoint(block), without_cse_guard(block)
+
+    def loss(ws, x):
+        for w in ws[:2]:
+            x = kept(x, w)
+        for w in ws[2:]:
+            x = removed(x, w)
+        return (x**2).sum()
+
+    by_line = proofs_of("h100", loss, *ARGS)
+    assert [one.is_there for one in by_line] == [False, True]
+    assert by_line[1].compiled_matmuls == 2 * 2
+
+
+@pytest.mark.parametrize(("name", "shape_", "n"), [("cpu:8", (4, 2), 8), *SHARDED])
+def test_recompute_of_a_sharded_step_is_proved_per_device(name, shape_, n):
+    mesh = remat.target(name).mesh(shape_, ("data", "model"))
+
+    def place(array, *axes):
+        sharding = NamedSharding(mesh, PartitionSpec(*axes))
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+
+    @jax.checkpoint
+    def layer(x, w):
+        into, out = w
+        batch = NamedSharding(mesh, PartitionSpec("data", None))
+        x = jax.lax.with_sharding_constraint(x, batch)
+        return x + jnp.tanh(jnp.sin(x @ into) @ out)
+
+    def loss(ws, x):
+        for w in ws:
+            x = layer(x, w)
+        return (x**2).sum()
+
+    into = place(shape(D, 4 * D), None, "model")
+    out = place(shape(4 * D, D), "model", None)
+    x = place(shape(B, D), "data", None)
+    (proof,) = proofs_of(name, loss, [(into, out)] * 3, x)
+    assert proof.region.n_matmuls == proof.compiled_matmuls == 3 * 2
+    assert proof.region.matmul_flops == 3 * 2 * (2 * B * D * 4 * D)
+    assert proof.compiled_flops == proof.expected_flops
+    assert proof.expected_flops == proof.region.matmul_flops / n
 
 
 # Regions that do not save

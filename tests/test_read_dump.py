@@ -6,7 +6,7 @@ import pytest
 
 import remat
 from remat._hlo import HloError
-from remat._report._report import report_from_program
+from remat._report._build import report_from_program
 from remat._targets._target import TargetError
 from tests.hlo_programs import TARGETS, Hlo, donated, proto_of, stacked
 

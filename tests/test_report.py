@@ -16,12 +16,8 @@ from remat._hlo import HloError
 from remat._hlo._spaces import guess_kind
 from remat._naming._op_name import parse_op_name
 from remat._report._analyze import analyze
-from remat._report._report import (
-    MemoryReport,
-    Roles,
-    report_from_hlo,
-    report_from_program,
-)
+from remat._report._build import report_from_hlo, report_from_program
+from remat._report._report import MemoryReport, Roles
 from remat._targets._target import target
 from tests.hlo_programs import (
     LAYERS,

@@ -10,8 +10,9 @@ import subprocess
 import pytest
 
 from remat._report._buffer import Buffer
+from remat._report._build import report_from_program
 from remat._report._pprof import Profile
-from remat._report._report import MemoryReport, report_from_program
+from remat._report._report import MemoryReport
 from remat._report._timeline import TimelinePoint
 from remat._show.page import MAX_ROWS
 from remat._show.report import report_text

@@ -16,7 +16,8 @@ from remat._compare._step import Step
 from remat._compile._compile import compile_lowered, lower_traced, program_hash, trace
 from remat._cost._cost import jaxpr_cost
 from remat._regions._with_policy import MissingNamesWarning
-from remat._report._report import MemoryReport, report_from_program
+from remat._report._build import report_from_program
+from remat._report._report import MemoryReport
 from remat._targets._target import Target
 
 

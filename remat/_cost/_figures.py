@@ -17,7 +17,7 @@ class Cost:
     transcendentals: float = 0.0
     """Elements of exp, tanh, sin and the like; not in `flops`."""
     estimated_s: float = math.nan
-    """Roofline time on the target; nan without a target or its figures."""
+    """Time on the target, by `estimate_source`; nan without a target or its figures."""
     matmul_flops: float = 0.0
     """Of `flops`, those of matrix products and convolutions."""
     recompute_flops: float = 0.0
@@ -32,12 +32,17 @@ class Cost:
     """Collective operations run."""
     n_kernels: float = 0.0
     """Custom kernels run."""
+    kernel_bytes: float = 0.0
+    """Bytes that they read from and write to device memory."""
     n_uncounted: float = 0.0
     """Of these, kernels whose FLOPs are not known and not counted."""
     n_unknown_loops: int = 0
     """Loops whose trip count is not known; their body is counted once."""
     compute_s: float = math.nan
-    """Time of compute and device memory alone."""
+    """Time of compute and device memory alone: the roofline's."""
+    cycles_s: float = math.nan
+    """The same by XLA's own estimate, of what it estimates, after a full TPU compile;
+    the roofline's elsewhere."""
     host_s: float = math.nan
     """Time of the host traffic on the host link; may hide behind compute."""
     collective_s: float = math.nan
@@ -46,6 +51,18 @@ class Cost:
     """Of `compute_s`, the time of what XLA's own rematerialization added."""
     estimated_cycles: float = 0.0
     """XLA's own estimate after a full TPU compile; 0 where it gives none."""
+
+    @property
+    def estimate_source(self) -> str:
+        """What `estimated_s` is from: "cycles" (XLA's own) or "roofline"."""
+        by_cycles = self.estimated_cycles and math.isfinite(self.cycles_s)
+        return "cycles" if by_cycles else "roofline"
+
+    @property
+    def busy_s(self) -> float:
+        """Time of compute and collectives, one after the other."""
+        cores = self.cycles_s if self.estimate_source == "cycles" else self.compute_s
+        return cores + self.collective_s
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -65,4 +82,6 @@ class Cost:
 _FIELDS = fields(Cost)
 _NOT_SCALED = frozenset({"n_unknown_loops"})
 
-NO_COST = Cost(estimated_s=0.0, compute_s=0.0, host_s=0.0, collective_s=0.0)
+NO_COST = Cost(
+    estimated_s=0.0, compute_s=0.0, cycles_s=0.0, host_s=0.0, collective_s=0.0
+)

@@ -29,7 +29,7 @@ _KERNELS = frozenset({"pallas_call", "custom_call", "ffi_call", "tpu_custom_call
 # Reducers and scatter updates come as jaxprs too, of scalars: those are not calls.
 _NOT_CALLS = ("reduce", "scatter", "sort", "select_and_scatter", "argm")
 _NO_TIMES = dict.fromkeys(
-    ("estimated_s", "compute_s", "host_s", "collective_s"), math.nan
+    ("estimated_s", "compute_s", "cycles_s", "host_s", "collective_s"), math.nan
 )
 
 
@@ -152,13 +152,21 @@ def _convolution(eqn: Any) -> float:
 def _kernel(eqn: Any) -> Cost:
     estimate = eqn.params["cost_estimate"] if "cost_estimate" in eqn.params else None
     if estimate is None:
-        return replace(NO_COST, n_kernels=1, n_uncounted=1, bytes_accessed=_bytes(eqn))
+        moved = _bytes(eqn)
+        return replace(
+            NO_COST,
+            n_kernels=1,
+            n_uncounted=1,
+            bytes_accessed=moved,
+            kernel_bytes=moved,
+        )
     return replace(
         NO_COST,
         flops=float(estimate.flops),
         transcendentals=float(estimate.transcendentals),
         bytes_accessed=float(estimate.bytes_accessed),
         n_kernels=1,
+        kernel_bytes=float(estimate.bytes_accessed),
     )
 
 

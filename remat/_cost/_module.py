@@ -1,7 +1,8 @@
 """The cost of a compiled HLO module, loops counted as often as they run.
 
 Time is a roofline: each instruction that is scheduled takes the longer of its work at
-the device's peak and its traffic at the memory's bandwidth; instructions follow one
+the device's peak and its traffic at the memory's bandwidth; or, where a full TPU
+compile left its own estimate of an instruction's cycles, that. Instructions follow one
 another, asynchronous copies run beside them, collectives and host copies take their
 time on their own links. It ranks programs; it knows nothing of launch overheads or of
 how well a kernel does.
@@ -11,13 +12,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 from remat._cost._figures import NO_COST, Cost
 from remat._cost._ops import elementwise_flops, matmul_flops, transcendentals
 from remat._cost._traffic import FREE, TrafficCounter
+from remat._cost._xla_remat import added_by_xla
 from remat._hlo._module import Computation, Instruction, Module
 from remat._hlo._spaces import DEVICE, HOST, guess_kind, memory_space
 from remat._hlo._trips import trip_counts
@@ -47,8 +48,6 @@ _MOVES = frozenset(
         "bitcast",
     }
 )
-# What HloRematerialization names the copies it makes: `fusion.408.remat4`.
-_XLA_REMAT = re.compile(r"\.remat\d*(\.|$)")
 _HALF = ("bfloat16", "float16", "float8", "float4", "int8", "int4", "uint8")
 
 
@@ -100,6 +99,7 @@ class _Counter:
         self._n_devices = target.n_devices if target else 1
         self._trips = trip_counts(module)
         self._traffic = TrafficCounter(module, lambda color: memory_space(color, kind))
+        self._added = added_by_xla(module)
         self._done: dict[int, Cost] = {}
         self._fused: dict[int, _Work] = {}
 
@@ -118,9 +118,8 @@ class _Counter:
         # Copies run beside compute, as far as they fit beside it on memory's bandwidth
         # and on the host link.
         traffic_s = cost.bytes_accessed / self._peaks.bandwidth
-        compute_s = max(cost.compute_s, traffic_s)
-        estimated_s = max(compute_s + cost.collective_s, cost.host_s)
-        return replace(cost, compute_s=compute_s, estimated_s=estimated_s)
+        cost = replace(cost, compute_s=max(cost.compute_s, traffic_s))
+        return replace(cost, estimated_s=max(cost.busy_s, cost.host_s))
 
     def _instruction(self, instruction: Instruction) -> Cost:
         opcode = instruction.opcode
@@ -152,7 +151,7 @@ class _Counter:
     @staticmethod
     def _beside(copy: Cost) -> Cost:
         """A copy that the copy engines do while the cores work."""
-        return replace(copy, compute_s=0.0)
+        return replace(copy, compute_s=0.0, cycles_s=0.0)
 
     def _loop(self, loop: Instruction, body: Computation, test: Computation) -> Cost:
         trips = self._trips[loop.id]
@@ -167,7 +166,8 @@ class _Counter:
         traffic = self._traffic.count(instruction)
         peaks = self._peaks
         compute_s = max(work.cores_s, traffic[DEVICE] / peaks.bandwidth)
-        added = bool(_XLA_REMAT.search(instruction.name))
+        cycles = _estimated_cycles(instruction)
+        added = instruction.id in self._added
         return replace(
             NO_COST,
             flops=work.matmul_flops + work.other_flops,
@@ -178,11 +178,13 @@ class _Counter:
             bytes_accessed=traffic[DEVICE],
             host_bytes=traffic[HOST],
             n_kernels=work.n_kernels,
+            kernel_bytes=traffic[DEVICE] if work.n_kernels else 0.0,
             n_uncounted=work.n_uncounted,
             compute_s=compute_s,
             xla_recompute_s=compute_s if added else 0.0,
             host_s=traffic[HOST] / peaks.host_link,
-            estimated_cycles=_estimated_cycles(instruction),
+            estimated_cycles=cycles,
+            cycles_s=cycles / peaks.clock if cycles else compute_s,
         )
 
     def _collective(self, instruction: Instruction) -> Cost:
@@ -203,7 +205,7 @@ class _Counter:
 
     def _work(self, instruction: Instruction) -> _Work:
         work = self._work_within(instruction)
-        if _XLA_REMAT.search(instruction.name):
+        if instruction.id in self._added:
             flops = work.matmul_flops + work.other_flops
             work = replace(work, xla_recompute_flops=flops)
         return work
@@ -254,11 +256,12 @@ class _Peaks:
     bandwidth: float
     host_link: float
     ici: float
+    clock: float
 
     @classmethod
     def of(cls, target: Target | None) -> _Peaks:
         if target is None:
-            return cls(*[math.nan] * 6)
+            return cls(*[math.nan] * 7)
         return cls(
             half=target.flops_bf16,
             single=target.flops_tf32,
@@ -266,6 +269,7 @@ class _Peaks:
             bandwidth=target.bandwidth_bytes_s,
             host_link=target.host_link_bytes_s or math.nan,
             ici=target.ici_bytes_s or math.nan,
+            clock=target.clock_hz,
         )
 
 

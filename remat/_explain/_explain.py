@@ -7,17 +7,16 @@ of matrix products decide, since XLA repeats element-wise operations as it likes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from remat._explain._dominant import dominant
+from remat._explain._proof import RegionProof, prove
 from remat._finding import Finding
 from remat._report._diff import Change, diff
 from remat._report._recomputed import Expected, ExpectedRegion
 from remat._report._report import MemoryReport
 from remat._sizes import format_bytes, format_count
 
-THERE = 0.5
-"""Share of the expected FLOPs from which the recompute counts as there."""
 FELL = 0.05
 """A peak that fell by less of its temporaries did not fall."""
 NOTHING = 0.005
@@ -45,7 +44,7 @@ def explain_report(
     Raises:
         ValueError: The two reports cannot be compared.
     """
-    undone = list(_undone(report, expected)) if expected else []
+    undone = list(_undone(prove(report, expected))) if expected else []
     found = [*undone]
     if base is not None:
         found += _against(report, expected, base, bool(undone))
@@ -53,31 +52,15 @@ def explain_report(
     return tuple(sorted(found, key=lambda finding: finding.rank))
 
 
-def _undone(report: MemoryReport, expected: Expected) -> Iterator[Finding]:
+def _undone(proofs: Sequence[RegionProof]) -> Iterator[Finding]:
     """Regions whose recompute is not in the compiled program."""
-    asked = expected.recompute_matmul_flops
-    if not asked or not report.cost.matmul_flops:
-        return
-    own = report.cost.matmul_flops - report.cost.xla_recompute_flops
-    there = own - (expected.matmul_flops - asked)
-    # Far fewer FLOPs than asked for are those of one device of several.
-    if there >= THERE * asked or there < -0.25 * expected.matmul_flops:
-        return
-    for region in expected.regions:
-        done = _compiled_flops(report, region.module_path)
-        if region.matmul_flops and done < THERE * region.matmul_flops:
-            yield _cse(region, done)
+    for proof in proofs:
+        if not proof.is_there:
+            yield _cse(proof)
 
 
-def _compiled_flops(report: MemoryReport, module_path: str) -> float:
-    return sum(
-        one.matmul_flops
-        for one in report.recomputed
-        if f"{one.module_path}/".startswith(f"{module_path}/") or not module_path
-    )
-
-
-def _cse(region: ExpectedRegion, done: float) -> Finding:
+def _cse(proof: RegionProof) -> Finding:
+    region = proof.region
     fix = "Set prevent_cse=True."
     if region.prevent_cse:
         fix = "prevent_cse is on and did not keep XLA from it; recompute elsewhere."
@@ -88,8 +71,9 @@ def _cse(region: ExpectedRegion, done: float) -> Finding:
         source=region.source,
         message=(
             "XLA removed the recompute (common-subexpression elimination): of "
-            f"{format_count(region.matmul_flops)}FLOPs of matrix products asked for, "
-            f"{format_count(done)}FLOPs are there. Memory is not saved."
+            f"{format_count(proof.expected_flops)}FLOPs of matrix products asked for, "
+            f"{format_count(proof.compiled_flops)}FLOPs are there. Memory is not "
+            "saved."
         ),
         fix=fix,
     )
@@ -178,17 +162,18 @@ def _region_of(came: Change, expected: Expected | None) -> ExpectedRegion | None
 def _more_runs(report: MemoryReport, base: MemoryReport) -> Iterator[Finding]:
     """Collectives and custom kernels that the regions run again."""
     kinds = (
-        ("collective operations", "n_collectives", "collective_bytes"),
-        ("custom kernels", "n_kernels", None),
+        ("collective operations", "n_collectives", "collective_bytes", "sent"),
+        ("custom kernels", "n_kernels", "kernel_bytes", "moved"),
     )
-    for what, counted, sized in kinds:
+    for what, counted, sized, verb in kinds:
         now, then = getattr(report.cost, counted), getattr(base.cost, counted)
         if now <= then:
             continue
-        sizes = ""
-        if sized:
-            more = getattr(report.cost, sized) - getattr(base.cost, sized)
-            sizes = f", {format_bytes(more)} more between devices"
+        size = getattr(report.cost, sized)
+        more = size - getattr(base.cost, sized)
+        sizes = (
+            f"; {format_bytes(round(size))} {verb}, {format_bytes(round(more))} more"
+        )
         yield Finding(
             code="runs-again",
             severity="info",

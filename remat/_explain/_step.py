@@ -12,6 +12,7 @@ from typing import Any
 from remat._compare._measure import Setup, compiled_report, prepare
 from remat._compare._step import build_step
 from remat._explain._explain import explain_report
+from remat._explain._proof import RegionProof, prove
 from remat._files import write_text
 from remat._finding import Finding
 from remat._regions._with_policy import with_policy
@@ -38,6 +39,11 @@ class Explanation:
     """What is remarkable, the worst first."""
 
     @property
+    def proof(self) -> tuple[RegionProof, ...]:
+        """Per region: the recompute asked for and that compiled, on one device."""
+        return prove(self.report, self.expected) if self.expected else ()
+
+    @property
     def diff(self) -> ReportDiff | None:
         """What changed from the base."""
         return diff(self.base, self.report) if self.base else None
@@ -49,6 +55,7 @@ class Explanation:
             **self.report.to_dict(),
             "findings": [dataclasses.asdict(finding) for finding in self.findings],
             "expected": dataclasses.asdict(self.expected) if self.expected else None,
+            "proof": [dataclasses.asdict(one) for one in self.proof],
             "diff": change.to_dict() if change else None,
         }
 

@@ -82,6 +82,8 @@ class Module:
     buffers: BufferAssignment | None
     """None in a dump made before buffer assignment."""
     stack_frames: Any = field(repr=False)
+    n_devices: int = 1
+    """Devices that run it together."""
 
     def operand(self, instruction: Instruction, position: int) -> Instruction:
         """The instruction whose result is one operand of another.

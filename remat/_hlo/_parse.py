@@ -57,6 +57,7 @@ def parse(proto: bytes) -> Module:
 
 def _module(message: Any) -> Module:
     hlo = message.hlo_module
+    assigned = hlo.device_assignment
     reader = ShapeReader()
     schedule = {
         entry.key: tuple(entry.value.instruction_ids)
@@ -94,6 +95,7 @@ def _module(message: Any) -> Module:
             else None
         ),
         stack_frames=hlo.stack_frame_index,
+        n_devices=max(1, assigned.replica_count * assigned.computation_count),
     )
 
 

@@ -13,7 +13,8 @@ _SCHEMA = """
 HloProto: hlo_module=1 HloModule, buffer_assignment=3 BufferAssignment
 HloModule: name=1 string, entry_computation_name=2 string, *computations=3 Computation,
   id=5 int64, entry_computation_id=6 int64, schedule=7 Schedule,
-  input_output_alias=8 InputOutputAlias, stack_frame_index=17 StackFrameIndex
+  input_output_alias=8 InputOutputAlias, device_assignment=15 DeviceAssignment,
+  stack_frame_index=17 StackFrameIndex
 Computation: name=1 string, *instructions=2 Instruction, id=5 int64, root_id=6 int64,
   execution_thread=8 string
 Instruction: name=1 string, opcode=2 string, shape=3 Shape, metadata=7 Metadata,
@@ -30,6 +31,7 @@ Instruction: name=1 string, opcode=2 string, shape=3 Shape, metadata=7 Metadata,
   collective_device_list=87 CollectiveDeviceList,
   ragged_dot_dimension_numbers=90 RaggedDotDimensions,
   mesh_axes_replica_groups=93 MeshAxesReplicaGroups
+DeviceAssignment: replica_count=1 int32, computation_count=2 int32
 Metadata: op_type=1 string, op_name=2 string, source_file=3 string,
   source_line=4 int32, stack_frame_id=15 int32
 Shape: element_type=2 int32, *dimensions=3 int64, *tuple_shapes=4 Shape, layout=5 Layout

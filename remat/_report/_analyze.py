@@ -8,7 +8,8 @@ from typing import Any
 import jax
 
 from remat._compile._compile import Program, XlaStats, compile_lowered, lower
-from remat._report._report import MemoryReport, report_from_program
+from remat._report._build import report_from_program
+from remat._report._report import MemoryReport
 from remat._report._roles import Roles
 from remat._targets._target import Target
 from remat._targets._target import target as find_target

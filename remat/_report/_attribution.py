@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import PurePath
 
 from remat._hlo._flow import SAME_DATA, Value, readers, sources
 from remat._hlo._module import Instruction, Module
 from remat._naming._op_name import OpName, parse_op_name
+from remat._report._lines import source_of
 
 _MAX_VISITS = 400
 """Values looked at for one block; only blocks nobody named come near."""
@@ -36,12 +36,6 @@ _HAND_ON = SAME_DATA | {
 }
 _PARTS_OF = ("dynamic-slice", "slice", "broadcast", "pad", "concatenate")
 _LOOP_VALUES = ("parameter", "while", "get-tuple-element", "conditional", "call")
-# Frames that are no code of the user's: installed libraries, and this one.
-_LIBRARIES = (
-    "site-packages",
-    "dist-packages",
-    str(PurePath(__file__).parent.parent / "_"),
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,36 +121,6 @@ class Attributor:
                     phases.add(phase)
         return frozenset(phases)
 
-    def source(self, instruction: Instruction) -> str | None:
-        """`file.py:12` of the user's code that an instruction comes from."""
-        metadata = instruction.message.metadata
-        if line := self._frame_line(metadata.stack_frame_id):
-            return line
-        if metadata.source_file:
-            return f"{PurePath(metadata.source_file).name}:{metadata.source_line}"
-        return None
-
-    def _frame_line(self, frame_id: int) -> str | None:
-        """The innermost frame of the user's own code, else the innermost."""
-        index = self._module.stack_frames
-        innermost = None
-        for _ in range(len(index.stack_frames)):
-            if not 0 < frame_id <= len(index.stack_frames):
-                break
-            frame = index.stack_frames[frame_id - 1]
-            if not 0 < frame.file_location_id <= len(index.file_locations):
-                break
-            location = index.file_locations[frame.file_location_id - 1]
-            if not 0 < location.file_name_id <= len(index.file_names):
-                break
-            file = index.file_names[location.file_name_id - 1]
-            line = f"{PurePath(file).name}:{location.line}"
-            if not any(library in file for library in _LIBRARIES):
-                return line
-            innermost = innermost or line
-            frame_id = frame.parent_frame_id
-        return innermost
-
     def _named(self, value: Value, phase: str | None) -> Origin:
         """The nearest origin with a label, else the instruction that computes it.
 
@@ -189,7 +153,7 @@ class Attributor:
         return Origin(
             module_path=found.name.module_path,
             label=found.name.label,
-            source=self.source(found.instruction),
+            source=source_of(self._module, found.instruction),
             phase=phase or found.name.phase,
             n_stacked=n_stacked,
             primitive=found.name.primitive or None,

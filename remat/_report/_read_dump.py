@@ -8,7 +8,8 @@ from pathlib import Path
 from remat._compile._dump import has_buffer_assignment
 from remat._hlo import HloError, parse
 from remat._hlo._spaces import guess_kind
-from remat._report._report import MemoryReport, report_from_hlo
+from remat._report._build import report_from_hlo
+from remat._report._report import MemoryReport
 from remat._targets._target import Target, TargetError, targets
 from remat._targets._target import target as find_target
 

@@ -14,9 +14,11 @@ from typing import Any
 
 from remat._cost._jaxpr import equation_cost, jaxpr_cost
 from remat._cost._ops import matmul_flops
+from remat._cost._xla_remat import added_by_xla, is_within
 from remat._hlo._module import Module
 from remat._jax_compat import REGION_PRIMITIVES, open_jaxpr, source_line, subjaxprs
 from remat._naming._op_name import parse_op_name
+from remat._report._lines import lines_of
 
 _SCOPE = "rematted_computation"
 _OWN_CALLERS = ("_step.py", "_explain_step.py", "_compare.py")
@@ -28,6 +30,8 @@ class Recomputed:
 
     module_path: str
     """Modules and scopes; empty where there are none."""
+    lines: tuple[str, ...] = ()
+    """Lines of the user's code that they come from, innermost first."""
     n_matmuls: int
     """Products and convolutions, trip counts included."""
     matmul_flops: float
@@ -102,26 +106,31 @@ def expected_recompute(closed_jaxpr: Any) -> Expected:
 def compiled_recompute(module: Module, runs: Mapping[int, int]) -> list[Recomputed]:
     """Counts the recomputing matrix products of a compiled program by module.
 
+    Those that XLA's own rematerialization added are not counted.
+
     Args:
         module: The program.
         runs: Times each computation runs.
 
     Returns:
-        One entry a module path, in program order.
+        One entry a module path and line, in program order.
     """
-    found: dict[str, tuple[int, float]] = {}
+    added = added_by_xla(module)
+    found: dict[tuple[str, tuple[str, ...]], tuple[int, float]] = {}
     for instruction in module.instructions.values():
         name = parse_op_name(instruction.op_name)
-        if name.phase != "recompute":
+        if name.phase != "recompute" or is_within(module, instruction, added):
             continue
         flops = matmul_flops(module, instruction)
         n = runs.get(instruction.computation, 1)
         if flops and n:
-            count, total = found.get(name.module_path or "", (0, 0.0))
-            found[name.module_path or ""] = count + n, total + n * flops
+            lines = lines_of(module, instruction.message.metadata.stack_frame_id)
+            place = name.module_path or "", lines
+            count, total = found.get(place, (0, 0.0))
+            found[place] = count + n, total + n * flops
     return [
-        Recomputed(module_path=path, n_matmuls=count, matmul_flops=total)
-        for path, (count, total) in found.items()
+        Recomputed(module_path=path, lines=lines, n_matmuls=count, matmul_flops=total)
+        for (path, lines), (count, total) in found.items()
     ]
 
 

@@ -26,6 +26,10 @@ from remat._scan._slices import Slice, constants, evaluate_reading, pass_on, sha
 
 Policy = Callable[..., Any]
 Arrays = tuple[Any, ...]
+_GROUP = 4
+"""Segments in a loop step whose carries wait on the host: of their transfers, the
+first of the backward loop's step has nothing of that step to hide behind."""
+
 Run = Callable[[Any, Any], tuple[Any, Any]]
 """From the state and the lowest position to the new state and the stacked ys."""
 
@@ -144,7 +148,7 @@ class _Runner:
         if pieces is None:
             return self.loop(state, start, n)
         offload = self.nest.offload_carry and lengths == self.nest.lengths
-        spans = _spans(pieces, group=2 if offload else 1)
+        spans = _spans(pieces, group=_GROUP if offload else 1)
 
         def run_span(span: _Span, state: Any, low: Any) -> tuple[Any, Any]:
             return self.span(span, state, start + low, lengths[1:], offload)

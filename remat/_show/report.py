@@ -92,11 +92,13 @@ def totals(report: MemoryReport) -> list[tuple[str, str]]:
         shown.append(("moved", format_bytes(report.bytes_accessed)))
     if report.cost.n_collectives:
         count, size = report.cost.n_collectives, report.cost.collective_bytes
-        shown.append(("collectives", f"{count:.0f} ({format_bytes(size)})"))
+        shown.append(("collectives", f"{count:.0f} ({format_bytes(round(size))})"))
     if report.cost.n_kernels:
-        shown.append(("custom kernels", f"{report.cost.n_kernels:.0f}"))
+        count, size = report.cost.n_kernels, report.cost.kernel_bytes
+        shown.append(("custom kernels", f"{count:.0f} ({format_bytes(round(size))})"))
     if math.isfinite(report.estimated_step_s):
-        shown.append(("estimated time", format_seconds(report.estimated_step_s)))
+        seconds = format_seconds(report.estimated_step_s)
+        shown.append((f"time by {report.estimate_source}", seconds))
     return shown
 
 

@@ -80,6 +80,8 @@ class Target:
     """Peak to or from host memory, one direction; nan where unknown."""
     ici_bytes_s: float = _figure()
     """Peak to other devices (ICI, NVLink), one direction, all links; nan if unknown."""
+    clock_hz: float = _figure()
+    """Cycles a second of a TPU's cores; nan elsewhere."""
     source: str
     """Where the figures are from."""
 
@@ -219,6 +221,7 @@ def _figures(entry: Entry) -> dict[str, Any]:
         "flops_tf32": "tf32" if "tf32" in entry else "fp32",
         "host_link_bytes_s": "host_link",
         "ici_bytes_s": "ici",
+        "clock_hz": "clock_hz",
     }
     return {
         "device_kind": entry.get("kind"),
