@@ -30,13 +30,17 @@ class XlaStats:
     """What XLA itself says a compiled program uses, per device, in bytes."""
 
     argument_bytes: int
+    """Arguments in device memory."""
     output_bytes: int
+    """Outputs in device memory, aliased ones included."""
     alias_bytes: int
     """Of the outputs, those that share memory with arguments."""
     temp_bytes: int
+    """Temporaries in device memory; on TPU with an estimate of the gaps on top."""
     host_temp_bytes: int
     """Temporaries in host memory; not in `temp_bytes`."""
     generated_code_bytes: int
+    """The program's own code."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

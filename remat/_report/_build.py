@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from remat._compile._compile import Program
 from remat._cost._cost import Cost, module_cost
 from remat._hlo import HloError, Module, parse
+from remat._hlo._pause_gc import paused_gc
 from remat._hlo._spaces import DEVICE, HOST, ON_CHIP
 from remat._report._contents import Memory, Totals
 from remat._report._notes import notes_on
@@ -52,20 +53,28 @@ def report_from_program(
     """
     if program.hlo_proto is None:
         return _totals_only(program)
-    module = parse(program.hlo_proto)
-    memory = Memory(_with_buffers(module), program.target.kind, roles)
-    cost = _cost(program, module, cost_target or program.target)
-    totals = {space: memory.totals(space) for space in (DEVICE, HOST, ON_CHIP)}
-    return _report(program, memory, totals, cost)
+    with paused_gc():
+        module = parse(program.hlo_proto)
+        return _of_module(program, module, roles, cost_target or program.target)
+
+
+def _of_module(
+    program: Program, module: Module, roles: Roles | None, cost_target: Target
+) -> MemoryReport:
+    with paused_gc():
+        memory = Memory(_with_buffers(module), program.target.kind, roles)
+        cost = _cost(program, module, cost_target)
+        totals = {space: memory.totals(space) for space in (DEVICE, HOST, ON_CHIP)}
+        return _report(program, memory, totals, cost)
 
 
 def report_from_hlo(
-    proto: bytes, target: Target, *, roles: Roles | None = None
+    proto: bytes | Module, target: Target, *, roles: Roles | None = None
 ) -> MemoryReport:
     """Makes the report of an XLA dump that any job left.
 
     Args:
-        proto: Content of `*after_optimizations.hlo.pb`.
+        proto: Content of `*after_optimizations.hlo.pb`, or what `parse` made of it.
         target: Device that the program was compiled for.
         roles: What its arguments and outputs are, if known.
 
@@ -75,9 +84,10 @@ def report_from_hlo(
     Raises:
         HloError: The bytes cannot be read, or hold no buffer assignment.
     """
+    module = proto if isinstance(proto, Module) else parse(proto)
     program = Program(
         target=target,
-        hlo_proto=proto,
+        hlo_proto=None,
         codegen_proto=None,
         stats=None,
         oom=None,
@@ -87,7 +97,7 @@ def report_from_hlo(
         program_hash="",
         executable=None,
     )
-    return report_from_program(program, roles=roles)
+    return _of_module(program, module, roles, target)
 
 
 def _cost(program: Program, module: Module, target: Target) -> Cost:

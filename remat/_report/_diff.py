@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,10 @@ class ReportDiff:
 
     @property
     def estimated_change_s(self) -> float:
-        """Difference of the estimated times; nan where a time is not known."""
+        """Difference of the estimated times; nan where one is not known, or the two
+        are not from the same source."""
+        if self.after.estimate_source != self.before.estimate_source:
+            return math.nan
         return self.after.estimated_step_s - self.before.estimated_step_s
 
     @property

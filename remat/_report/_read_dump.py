@@ -6,7 +6,8 @@ import dataclasses
 from pathlib import Path
 
 from remat._compile._dump import has_buffer_assignment
-from remat._hlo import HloError, parse
+from remat._hlo import HloError, Module, parse
+from remat._hlo._pause_gc import paused_gc
 from remat._hlo._spaces import guess_kind
 from remat._report._build import report_from_hlo
 from remat._report._report import MemoryReport
@@ -39,9 +40,9 @@ def report_from_dump(
             the program.
     """
     file, others = _find(Path(path))
-    proto = file.read_bytes()
-    device = _device(proto, target, file)
-    report = report_from_hlo(proto, device)
+    with paused_gc():
+        module = parse(file.read_bytes())
+        report = report_from_hlo(module, _device(module, target, file))
     if not others:
         return report
     note = f"{others} more programs in {path}; this is the largest: {file.name}"
@@ -68,9 +69,9 @@ def _find(path: Path) -> tuple[Path, int]:
     return largest, len(found) - 1
 
 
-def _device(proto: bytes, name: Target | str | None, file: Path) -> Target:
+def _device(module: Module, name: Target | str | None, file: Path) -> Target:
     """The target asked for, checked against the program."""
-    kind = guess_kind(parse(proto))
+    kind = guess_kind(module)
     if name is None:
         if kind == "cpu":
             return find_target("cpu")

@@ -53,7 +53,8 @@ def costs(diff: ReportDiff) -> str:
     if diff.host_change_bytes:
         parts.append(f"host {signed(diff.host_change_bytes)}")
     before, after = diff.before.estimated_step_s, diff.after.estimated_step_s
-    if before > 0 and after > 0:
+    is_alike = diff.before.estimate_source == diff.after.estimate_source
+    if before > 0 and after > 0 and is_alike:
         parts.append(f"estimated time {after / before - 1:+.1%}")
     return ", ".join(parts)
 
