@@ -79,7 +79,7 @@ def page(made: dict[str, Any]) -> str:
         "",
         "`MemoryReport.to_dict()` / `.to_json()`, and `remat report --json`, have this",
         "form. Sizes are bytes of one device, times seconds; a figure that is not",
-        "known is `null`. `remat/_report/report.schema.json` says the same to machines.",
+        "known is `null`. For machines: `remat/_report/report.schema.json`.",
         "Fields marked † are there only where the step was traced (`remat.explain`,",
         "`remat report` of a model) or held against another.",
     ]
