@@ -39,6 +39,8 @@ from remat._report._analyze import analyze as analyze
 from remat._report._buffer import Buffer as Buffer
 from remat._report._diff import Change as Change
 from remat._report._diff import ReportDiff as ReportDiff
+from remat._report._on_device import Measured as Measured
+from remat._report._on_device import measure as measure
 from remat._report._read_dump import report_from_dump as report_from_dump
 from remat._report._report import MemoryReport as MemoryReport
 from remat._report._roles import Roles as Roles

@@ -249,9 +249,10 @@ def _pin(prevent_cse: bool) -> Any:
 def _offloading(region: Run) -> Run:
     """The region, the carry into which waits in host memory.
 
-    Two of these stand in each step of the loop around. Then going backward the
-    carry of the one, which is used last, comes back while the other is run: no
-    transfer can start before the loop step that uses it. The region inside starts
+    Several of these stand in each step of the loop around. Then going backward the
+    carries of all but the first come back while the one before is run: no transfer
+    can start before the loop step that uses it, unless XLA moves it to the step
+    before (`xla_gpu_enable_pipelined_host_offloading`). The region inside starts
     after the transfer and, by its barrier, not before its turn.
     """
 
