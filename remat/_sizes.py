@@ -48,6 +48,16 @@ def parse_bytes(size: int | float | str) -> int:
     return n_bytes
 
 
+def unit_of(n_bytes: float) -> tuple[str, int]:
+    """A unit for an axis that reaches a size, and its bytes.
+
+    Example:
+        >>> unit_of(2**30), unit_of(2**20)
+        (('GiB', 1073741824), ('MiB', 1048576))
+    """
+    return ("GiB", 2**30) if n_bytes >= 2**29 else ("MiB", 2**20)
+
+
 def format_bytes(n_bytes: float) -> str:
     """Writes a size for people, in binary units.
 

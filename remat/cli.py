@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from remat._cli._examples import examples
 from remat._cli._frame import (
     check_path,
     command,
@@ -85,7 +86,7 @@ Debug = Annotated[
 ]
 
 
-@app.command()
+@app.command(epilog=examples("compare"))
 def compare(
     model: Model,
     target: TargetName = None,
@@ -133,7 +134,7 @@ def compare(
                 show(f"wrote {path}")
 
 
-@app.command()
+@app.command(epilog=examples("fit"))
 def fit(
     model: Model,
     largest: Annotated[
@@ -186,7 +187,7 @@ def fit(
             show(f"wrote {json}")
 
 
-@app.command()
+@app.command(epilog=examples("plan"))
 def plan(
     model: Model,
     target: TargetName = None,
@@ -239,7 +240,7 @@ def plan(
             show(f"wrote {output}")
 
 
-@app.command()
+@app.command(epilog=examples("check"))
 def check(
     plans: Annotated[
         list[Path] | None, typer.Argument(metavar="[PLAN]...", help="Plan files.")
@@ -269,7 +270,7 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(epilog=examples("report"))
 def report(
     model: Annotated[
         str,
@@ -331,7 +332,7 @@ def report(
             show(f"wrote {path}")
 
 
-@app.command()
+@app.command(epilog=examples("train"))
 def train(
     model: Annotated[str, typer.Argument(metavar="PRESET", help="Such as gpt2-tiny.")],
     out: Annotated[
@@ -390,7 +391,7 @@ def train(
             typer.echo(f"sample: {done.sample!r}")
 
 
-@app.command()
+@app.command(epilog=examples("targets"))
 def targets(debug: Debug = False) -> None:
     """List the devices that can be named, and which can be compiled for here."""
     with command("any", debug):
@@ -399,7 +400,7 @@ def targets(debug: Debug = False) -> None:
         show(targets_table())
 
 
-@app.command()
+@app.command(epilog=examples("policies"))
 def policies(
     name: Annotated[str | None, typer.Argument(help="One policy, in full.")] = None,
     debug: Debug = False,

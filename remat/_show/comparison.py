@@ -12,7 +12,7 @@ from rich.text import Text
 
 from remat._compare._comparison import Comparison, Row, recompute_share
 from remat._lint._notes import notes_of
-from remat._sizes import format_bytes, format_seconds
+from remat._sizes import format_bytes, format_seconds, unit_of
 
 COLUMNS = (
     "policy",
@@ -105,21 +105,22 @@ def comparison_figure(comparison: Comparison) -> Any:
     import plotly.graph_objects as go
 
     figure = go.Figure()
+    unit, in_unit = unit_of(max((row.peak_bytes for row in comparison.rows), default=0))
     for exact, name in ((True, "compiled in full"), (False, "floor (≥)")):
         rows = [row for row in comparison.rows if row.exact is exact]
         if rows:
             figure.add_scatter(
-                x=[row.peak_bytes / 2**30 for row in rows],
+                x=[row.peak_bytes / in_unit for row in rows],
                 y=[1e3 * (row.estimated_step_s or 0.0) for row in rows],
                 text=[row.policy for row in rows],
                 mode="markers+text",
                 textposition="top center",
                 name=name,
             )
-    figure.add_vline(x=comparison.budget_bytes / 2**30, line_dash="dash")
+    figure.add_vline(x=comparison.budget_bytes / in_unit, line_dash="dash")
     figure.update_layout(
         title=_title(comparison),
-        xaxis_title="peak device memory (GiB)",
+        xaxis_title=f"peak device memory ({unit})",
         yaxis_title="estimated step (ms)",
     )
     return figure

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from remat._plan._curve import Curve, CurvePoint
-from remat._sizes import format_bytes, format_seconds
+from remat._sizes import format_bytes, format_seconds, unit_of
 
 
 def curve_figure(curve: Curve) -> Any:
@@ -17,6 +17,7 @@ def curve_figure(curve: Curve) -> Any:
     import plotly.graph_objects as go
 
     figure = go.Figure()
+    unit, in_unit = unit_of(max(map(_peak, (*curve.points, *curve.named)), default=0))
     groups = (
         ("frontier", curve.points, "lines+markers"),
         ("compiled", [p for p in curve.points if p.peak_bytes is not None], "markers"),
@@ -24,7 +25,7 @@ def curve_figure(curve: Curve) -> Any:
     )
     for name, points, mode in groups:
         figure.add_scatter(
-            x=[_peak(point) / 2**30 for point in points],
+            x=[_peak(point) / in_unit for point in points],
             y=[1e3 * point.recompute_s for point in points],
             text=[", ".join(point.policies[:4]) for point in points],
             mode=mode,
@@ -32,7 +33,7 @@ def curve_figure(curve: Curve) -> Any:
         )
     figure.update_layout(
         title=f"{curve.model} on {curve.target}",
-        xaxis_title="peak device memory (GiB)",
+        xaxis_title=f"peak device memory ({unit})",
         yaxis_title="time of recompute (ms, by the model)",
     )
     return figure

@@ -7,7 +7,7 @@ from typing import Any
 from remat._report._report import MemoryReport
 from remat._show.palette import CATEGORY_COLORS, PHASE_COLORS
 from remat._show.report import title
-from remat._sizes import format_bytes
+from remat._sizes import format_bytes, unit_of
 
 
 def report_figure(report: MemoryReport) -> Any:
@@ -25,22 +25,29 @@ def report_figure(report: MemoryReport) -> Any:
     figure = make_subplots(
         rows=2, cols=1, specs=[[{"type": "xy"}], [{"type": "domain"}]]
     )
-    for trace in _timeline(report, go):
+    unit, in_unit = unit_of(report.live_peak_bytes)
+    for trace in _timeline(report, go, in_unit):
         figure.add_trace(trace, row=1, col=1)
     figure.add_trace(_treemap(report, go), row=2, col=1)
     figure.update_layout(title=title(report), height=800, bargap=0)
-    figure.update_yaxes(title_text="live (GiB)", row=1, col=1)
+    figure.update_yaxes(title_text=f"live ({unit})", row=1, col=1)
     figure.update_xaxes(title_text="place in the schedule", row=1, col=1)
     return figure
 
 
-def _timeline(report: MemoryReport, go: Any) -> list[Any]:
-    """Bars, a trace for each pass, and a marker at the peak."""
+def _timeline(report: MemoryReport, go: Any, in_unit: int) -> list[Any]:
+    """Bars up to the next point, a trace for each pass, and a marker at the peak."""
     points = report.timeline
+    if not points:
+        return []
+    ends = [*(point.position for point in points[1:]), points[-1].position + 1]
+    spans = list(zip(points, ends, strict=True))
     traces = [
         go.Bar(
             x=[p.position for p in points if p.phase == phase],
-            y=[p.device_bytes / 2**30 for p in points if p.phase == phase],
+            width=[end - p.position for p, end in spans if p.phase == phase],
+            offset=0,
+            y=[p.device_bytes / in_unit for p in points if p.phase == phase],
             text=[p.instruction for p in points if p.phase == phase],
             textposition="none",
             name=phase or "other",
@@ -50,17 +57,16 @@ def _timeline(report: MemoryReport, go: Any) -> list[Any]:
         for phase, color in PHASE_COLORS.items()
         if any(p.phase == phase for p in points)
     ]
-    if points:
-        peak = max(points, key=lambda point: point.device_bytes)
-        traces.append(
-            go.Scatter(
-                x=[peak.position],
-                y=[peak.device_bytes / 2**30],
-                mode="markers",
-                marker={"symbol": "triangle-down", "size": 12, "color": "#b3261e"},
-                name=f"peak {format_bytes(peak.device_bytes)}",
-            )
+    peak = max(points, key=lambda point: point.device_bytes)
+    traces.append(
+        go.Scatter(
+            x=[peak.position],
+            y=[peak.device_bytes / in_unit],
+            mode="markers",
+            marker={"symbol": "triangle-down", "size": 12, "color": "#b3261e"},
+            name=f"peak {format_bytes(peak.device_bytes)}",
         )
+    )
     return traces
 
 

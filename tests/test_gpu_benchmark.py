@@ -1,0 +1,112 @@
+"""The GPU benchmark: what it sums up, and that it runs, without a card."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from tests.benchmarks import gpu, gpu_summary
+
+MIB = 2**20
+
+
+def row(policy: str, peak: int, estimated: float, measured: float, **more: Any) -> dict:
+    predicted = {"peak_bytes": peak * MIB, "estimated_step_s": estimated}
+    return {
+        "model": "m",
+        "policy": policy,
+        "predicted": predicted,
+        "analysis_peak_bytes": 2 * peak * MIB,
+        "measured_peak_bytes": 3 * peak * MIB,
+        "step_s": measured,
+        "host_bytes": 0,
+        **more,
+    }
+
+
+def test_ratios_ranks_and_plans():
+    rows = [
+        row("nothing", 10, 5.0, 9.0),
+        row("save_dots", 20, 4.0, 8.0),
+        row("none", 40, 2.0, 6.0),
+        row("plan1", 25, 3.0, 7.0),
+        {"model": "m", "policy": "x", "predicted": None, "out_of_memory": "no"},
+    ]
+    found = gpu_summary.summary({"rows": rows, "budgets": {"m": {"plan1": 50 * MIB}}})
+    assert found["analysed_to_predicted_peak"]["median"] == 2
+    assert found["measured_to_predicted_peak"]["most"] == 3
+    assert found["measured_to_estimated_time"]["least"] == 9 / 5
+    model = found["models"]["m"]
+    assert model["time_rank_correlation"] == pytest.approx(1)
+    # 2 x 20 MiB fit the 50, 2 x 40 do not: the rival is save_dots.
+    plan = model["plans"]["plan1"]
+    assert (plan["best_named"], plan["faster"], plan["fits"]) == (
+        "save_dots",
+        True,
+        True,
+    )
+    assert any("faster" in line for line in gpu_summary.summary_lines(found))
+
+
+def test_a_plan_that_loses_is_said_to():
+    rows = [row("nothing", 10, 1.0, 1.0), row("plan1", 30, 1.0, 2.0)]
+    (plan,) = gpu_summary.plans(rows, {"plan1": 50 * MIB}).values()
+    assert not plan["faster"]
+    assert not plan["fits"]
+
+
+def test_overlap_is_what_does_not_show():
+    link = {"host_bytes": 100, "link_bytes_per_s": 100.0}  # out and back: 2 s
+    rows = [row("save_dots", 1, 1.0, 3.0), row("offload_dots", 1, 1.0, 3.5, **link)]
+    assert gpu_summary.overlaps(rows) == {"offload_dots": 0.75}
+
+
+def test_the_parts_have_what_they_name():
+    assert set(gpu_summary.OFFLOADS) | set(gpu_summary.OFFLOADS.values()) <= set(
+        gpu.POLICIES
+    )
+
+
+def dry_run(out: Path, *args: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.benchmarks.gpu", "--out", str(out)]
+    done = subprocess.run(
+        [*command, "--dry-run", *args], capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "wrote" in done.stdout
+    return json.loads((out / "gpu.json").read_text())
+
+
+def test_dry_run(tmp_path):
+    found = dry_run(tmp_path, "--models", "gpt2-tiny", "--policies", "nothing")
+    (only,) = found["rows"]
+    assert only["predicted"]["peak_bytes"] > 0
+    assert only["analysis_peak_bytes"] > 0
+    assert "step_s" not in only
+
+
+@pytest.mark.slow
+def test_dry_run_of_all(tmp_path):
+    found = dry_run(tmp_path)
+    assert not found["skipped"]
+    assert not [one for one in found["rows"] if "failed" in one]
+    assert {"plan1", "plan2"} <= {one["policy"] for one in found["rows"]}
+
+
+@pytest.mark.gpu
+def test_on_the_card(tmp_path):
+    if jax.default_backend() != "gpu":
+        pytest.skip("needs an attached NVIDIA GPU that jax can use")
+    found = gpu.run(
+        tmp_path,
+        models=["gpt2", "llama"],
+        policies=list(gpu.POLICIES),
+        seconds=gpu.SECONDS,
+        dry_run=False,
+    )
+    spread = found["summary"]["analysed_to_predicted_peak"]
+    assert 0.9 < spread["least"] <= spread["most"] < 1.1
