@@ -1,16 +1,21 @@
 """Remake what the README shows from what the library says.
 
 Run as `python -m tests.benchmarks.readme`. Takes the table of
-`remat compare gpt2 --target v5e`, the output of the example and the table of policies,
-and writes the picture. Minutes on two cores.
+`remat compare gpt2 --target v5e`, the output of the example, the table of policies, and
+the results that other benchmarks left in `results/`; writes the picture. Minutes on two
+cores; with `--quick` only what needs no compile.
 """
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import html
-import io
+import json
+import os
 import re
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import optax
@@ -18,6 +23,7 @@ import optax
 import remat
 from remat._show.comparison import comparison_text
 from remat._targets._target import quiet_environment
+from tests.benchmarks import cpu_steps, policies
 
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
@@ -38,19 +44,53 @@ def section(text: str, name: str, body: str) -> str:
     return re.sub(pattern, lambda m: m[1] + body + m[2], text, flags=re.DOTALL)
 
 
-def example(text: str) -> str:
-    """The example's code."""
-    found = re.search(r"<!-- example -->\n```python\n(.*?)```", text, re.DOTALL)
-    assert found is not None
+def block(text: str, name: str) -> str:
+    """The code that stands below `<!-- name -->`."""
+    pattern = rf"<!-- {re.escape(name)} -->\n```\w+\n(.*?)```"
+    found = re.search(pattern, text, re.DOTALL)
+    assert found is not None, name
     return found[1]
 
 
-def output_of(code: str) -> str:
-    """What a piece of code prints."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(code, "README.md", "exec"), {})
-    return printed.getvalue()
+def unpack(text: str, folder: Path) -> None:
+    """Writes the files that the README shows into a folder."""
+    for name in re.findall(r"<!-- file:(\S+) -->", text):
+        (folder / name).write_text(block(text, f"file:{name}"))
+
+
+def output_of(text: str) -> str:
+    """What the example prints, run beside the README's files."""
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(text, Path(folder))
+        return subprocess.run(
+            [sys.executable, "-c", block(text, "example")],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+
+
+def cpu_steps_table() -> str:
+    """Step times on a CPU, from the file that `cpu_steps` wrote."""
+    found = json.loads(cpu_steps.FILE.read_text())
+    rows = found["rows"]
+    lines = [
+        "| | " + " | ".join(f"`{row['policy']}`" for row in rows) + " |",
+        "|---|" + "---:|" * len(rows),
+    ]
+    for name, key in (("time", "time_ratio"), ("FLOPs, predicted", "flops_ratio")):
+        lines.append(f"| {name} | " + " | ".join(f"{r[key]:.2f}" for r in rows) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def quick(text: str) -> str:
+    """The README with what needs no compile made again."""
+    text = section(text, "table:policies", policy_table())
+    results = json.loads(policies.FILE.read_text())
+    text = section(text, "table:benchmarks", policies.markdown(results))
+    return section(text, "table:cpu-steps", cpu_steps_table())
 
 
 def policy_table() -> str:
@@ -108,8 +148,15 @@ line{{stroke:#999}}@media(prefers-color-scheme:dark){{text{{fill:#ccc}}}}</style
 
 def main() -> None:
     """Rewrites the README and its picture."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="compile nothing")
+    text = quick(README.read_text())
+    if parser.parse_args().quick:
+        README.write_text(text)
+        return
     quiet_environment()
-    text = README.read_text()
     built = remat.models.build("gpt2")
     found = remat.compare(
         built.loss,
@@ -121,9 +168,9 @@ def main() -> None:
     )
     table = comparison_text(found).strip("\n")
     text = section(text, "table:gpt2-v5e", f"```text\n{table}\n```\n")
-    text = section(text, "table:policies", policy_table())
-    code = example(text)
-    body = f"```python\n{code}```\n<!-- output -->\n```text\n{output_of(code)}```\n"
+    code = block(text, "example")
+    shown = output_of(text)
+    body = f"```python\n{code}```\n<!-- output -->\n```text\n{shown}```\n"
     README.write_text(section(text, "example", body))
     PICTURE.parent.mkdir(exist_ok=True)
     PICTURE.write_text(picture(found))
