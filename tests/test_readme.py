@@ -9,8 +9,8 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from typing import Any
 
-import click
 import jax
 import jax.numpy as jnp
 import pytest
@@ -45,6 +45,8 @@ COMMANDS = [
     for name in DOCUMENTS
     for command in written_commands((readme.ROOT / name).read_text())
 ]
+GROUP: Any = typer.main.get_command(app)
+CLI = (sys.executable, "-c", "from remat.cli import main; main()")
 OURS = [c for c in readme.block(TEXT, "commands").splitlines() if c]
 
 
@@ -64,21 +66,16 @@ def parse(command: str) -> None:
     else:
         assert args[1].startswith("tests.benchmarks"), command
         names = [args[1].removeprefix("tests.benchmarks").lstrip("."), *args[2:3]]
-        for name in names:
-            assert not name or name[0] == "-" or name in benchmarks.benchmarks(), (
-                command
-            )
+        named = {name for name in names if name and name[0] != "-"}
+        assert named <= set(benchmarks.benchmarks()), command
 
 
 def parse_remat(args: list[str]) -> None:
-    group = typer.main.get_command(app)
-    assert isinstance(group, click.Group)
     if args in (["--help"], []):
         return
-    context = click.Context(group, info_name="remat")
-    _, command, rest = group.resolve_command(context, args)
-    assert command is not None
-    command.make_context(command.name, rest, parent=context)
+    context = GROUP.make_context("remat", list(args))
+    name, command, rest = GROUP.resolve_command(context, args)
+    command.make_context(name, rest, parent=context)
 
 
 @pytest.mark.parametrize(("document", "command"), COMMANDS, ids=stable_id)
@@ -93,7 +90,7 @@ def test_commands_are_found():
     assert any(
         command.startswith("python -m tests.benchmarks.gpu") for command in found
     )
-    with pytest.raises(click.UsageError, match="No such option"):
+    with pytest.raises(Exception, match=r"(?i)no such option"):
         parse("remat compare gpt2 --tarket v5e")
 
 
@@ -101,15 +98,11 @@ def test_commands_are_found():
 def test_help_ends_with_examples(command):
     for line in EXAMPLES[command]:
         parse(line)
-    group = typer.main.get_command(app)
-    assert isinstance(group, click.Group)
-    assert EXAMPLES[command][0] in (group.commands[command].epilog or "")
+    assert EXAMPLES[command][0] in GROUP.commands[command].epilog
 
 
 def test_every_command_has_examples():
-    group = typer.main.get_command(app)
-    assert isinstance(group, click.Group)
-    assert set(EXAMPLES) == set(group.commands)
+    assert set(EXAMPLES) == set(GROUP.commands)
 
 
 def test_the_example_prints_what_the_readme_shows():
@@ -165,8 +158,7 @@ def test_the_commands_run_one_after_the_other(tmp_path):
     readme.unpack(TEXT, tmp_path)
     for command in OURS:
         done = subprocess.run(
-            [sys.executable, "-c", "from remat.cli import main; main()"]
-            + shlex.split(command)[1:],
+            [*CLI, *shlex.split(command)[1:]],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(readme.ROOT)},
             capture_output=True,
@@ -183,5 +175,6 @@ def test_the_tables_are_what_the_results_say():
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_lead_somewhere(name):
     path = readme.ROOT / name
-    for link in re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text()):
+    prose = re.sub(r"```.*?```|`[^`\n]+`", "", path.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\((?!http)([^)#]+)\)", prose):
         assert (path.parent / link).exists(), link
