@@ -196,7 +196,8 @@ def main() -> None:
     parser.add_argument("--models", help="of gpt2, llama, gpt2-tiny, llama-tiny")
     parser.add_argument("--policies", default=",".join(POLICIES))
     given = parser.parse_args()
-    models = given.models or ("gpt2-tiny,llama-tiny" if given.dry_run else "gpt2,llama")
+    default = "gpt2-tiny,llama-tiny" if given.dry_run else "gpt2,llama"
+    models: str = given.models or default
     run(
         given.out,
         models=models.split(","),

@@ -172,6 +172,7 @@ def _run(compiled: Any, built: Any, optimizer: Any, seconds: float) -> dict[str,
     }
     before = _allocated()
     times: list[float] = []
+    value = jax.numpy.zeros(())
     deadline = time.perf_counter() + seconds
     while len(times) < 2 * ALWAYS_STEPS or (
         time.perf_counter() < deadline and len(times) < MOST_STEPS

@@ -75,7 +75,8 @@ def rank_correlation(rows: Sequence[Found]) -> float | None:
     ]
     if len(pairs) < 3:
         return None
-    return float(spearmanr(*zip(*pairs, strict=True)).statistic)
+    found: Any = spearmanr([one for one, _ in pairs], [other for _, other in pairs])
+    return float(found.statistic)
 
 
 def overlaps(rows: Sequence[Found]) -> dict[str, float]:

@@ -88,9 +88,12 @@ def cpu_steps_table() -> str:
 def quick(text: str) -> str:
     """The README with what needs no compile made again."""
     text = section(text, "table:policies", policy_table())
-    results = json.loads(policies.FILE.read_text())
-    text = section(text, "table:benchmarks", policies.markdown(results))
-    return section(text, "table:cpu-steps", cpu_steps_table())
+    if policies.FILE.exists():
+        results = json.loads(policies.FILE.read_text())
+        text = section(text, "table:benchmarks", policies.markdown(results))
+    if cpu_steps.FILE.exists():
+        text = section(text, "table:cpu-steps", cpu_steps_table())
+    return text
 
 
 def policy_table() -> str:
