@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import pytest
 
-from tests.benchmarks import gpu, gpu_summary
+from tests.benchmarks import gpu, gpu_case, gpu_summary
 
 MIB = 2**20
 
@@ -81,12 +81,16 @@ def dry_run(out: Path, *args: str) -> dict[str, Any]:
     return json.loads((out / "gpu.json").read_text())
 
 
-def test_dry_run(tmp_path):
-    found = dry_run(tmp_path, "--models", "gpt2-tiny", "--policies", "nothing")
-    (only,) = found["rows"]
-    assert only["predicted"]["peak_bytes"] > 0
-    assert only["analysis_peak_bytes"] > 0
-    assert "step_s" not in only
+def test_a_case_without_timings(tmp_path):
+    case = gpu_case.Case(model="gpt2-tiny", policy="nothing")
+    found = gpu_case.measure(case, tmp_path, 0)
+    assert found["analysis_peak_bytes"] > found["temp_bytes"] > 0
+    assert "step_s" not in found
+
+
+def test_budgets_lie_between_the_ends():
+    rows = {"none": {"peak_bytes": 110}, "nothing": {"peak_bytes": 10}}
+    assert gpu_case._budgets(rows) == {"plan1": 60, "plan2": 30}
 
 
 @pytest.mark.slow
