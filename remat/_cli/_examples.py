@@ -8,7 +8,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "fit": (
         "remat fit gpt2 --target h100 --max batch",
-        "remat fit llama-3.2-1b --target v5p --max seq --policies nothing,save_qkv_proj",
+        "remat fit llama-3.2-1b --target v5p --max seq --policies nothing",
     ),
     "plan": (
         "remat plan gpt2 --target v5e --budget 12GiB -o plan.json",

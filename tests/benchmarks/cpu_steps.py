@@ -27,7 +27,7 @@ from remat._compare._comparison import versions
 from tests.benchmarks.policies import RESULTS
 
 FILE = RESULTS / "cpu_steps.json"
-POLICIES = ("none", "save_dots", "save_dots_no_batch", "save_qkv_proj", "nothing")
+POLICIES = ("none", "save_dots", "save_dots_no_batch", "save_out_proj", "nothing")
 SHAPE: dict[str, Any] = {"n_layers": 6, "d_model": 256, "batch": 4, "seq": 256}
 """Large enough that products of matrices take the time, small enough for seconds."""
 
