@@ -141,16 +141,21 @@ def run_snippet(code: str) -> None:
     def loss(w, x):
         return jax.checkpoint(layer)(jax.checkpoint(layer)(x, w), w).sum()
 
+    def deep(ws, x):
+        return jax.lax.scan(lambda h, w: (layer(h, w), None), x, ws)[0].sum()
+
     shape = jax.ShapeDtypeStruct((64, 64), "float32")
     names = {
         **{"jax": jax, "jnp": jnp, "nn": nn, "remat": remat, "Block": Block},
-        **{"loss": loss, "args": (shape, shape)},
+        **{"loss": loss, "args": (shape, shape), "deep": deep},
         **{"body": lambda c, x: (jnp.sin(c * x), c), "h": 1.0, "xs": jnp.ones(16)},
     }
     with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(code, "README.md", "exec"), names)
     assert jax.eval_shape(names["step"], shape, shape)[1].shape == shape.shape
     assert names["ys"].shape == (16,)
+    stacked = jax.ShapeDtypeStruct((4, 64, 64), "float32")
+    assert [r.times for r in remat.find_regions(names["deep"], stacked, shape)] == [4]
 
 
 @pytest.mark.slow
