@@ -4,12 +4,16 @@ The kind is chosen by whoever builds the model, never by looking at the default
 backend: a program is often traced here for a device that is elsewhere.
 """
 
+import functools
 import math
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
+
+from remat.models._sharding import spec_of
 
 AttentionKind = Literal["xla", "pallas", "cudnn"]
 
@@ -21,6 +25,7 @@ def attend(
     *,
     causal: bool,
     kind: AttentionKind,
+    mesh: Mesh | None = None,
 ) -> Float[Array, "B T N H"]:
     """Returns softmax(query key^T / sqrt(H)) value; N / K queries share a key.
 
@@ -30,16 +35,37 @@ def attend(
         value: as `key`.
         causal: whether places see only themselves and those before.
         kind: "xla" holds the scores, (B, N, T, S) in fp32; "pallas" (TPU) and
-            "cudnn" (NVIDIA, fp16 or bf16) are fused and hold none.
+            "cudnn" (NVIDIA, fp16 or bf16) are fused and hold none. cuDNN's is compiled
+            where NVIDIA's libraries and a GPU are, not for an absent one.
+        mesh: devices that share the work, by batch and heads.
     """
     if kind == "pallas":
-        return _flash_tpu(query, key, value, causal)
+        flash = functools.partial(_flash_tpu, causal=causal)
+        if mesh is not None:
+            flash = _on_each_device(flash, mesh, query.shape, key.shape)
+        return flash(query, key, value)
     return jax.nn.dot_product_attention(
         query, key, value, is_causal=causal, implementation=kind
     )
 
 
-def _flash_tpu(query, key, value, causal):
+def _on_each_device(attention, mesh, query_shape, key_shape):
+    """Attention over a device's own sequences and heads: XLA cannot cut a kernel."""
+    of_query = spec_of(mesh, query_shape, "batch", None, "heads")
+    of_key = spec_of(mesh, key_shape, "batch", None, "heads")
+    if of_query != of_key:
+        # Fewer key heads than devices: no device could tell which ones are its own.
+        of_query = of_key = spec_of(mesh, query_shape, "batch")
+    return jax.shard_map(
+        attention,
+        mesh=mesh,
+        in_specs=(of_query, of_key, of_key),
+        out_specs=of_query,
+        check_vma=False,
+    )
+
+
+def _flash_tpu(query, key, value, *, causal):
     from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 
     # The kernel wants heads before places, and a key for every query head.

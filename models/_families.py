@@ -95,8 +95,9 @@ def _linen(
     wanted: str,
 ) -> Made:
     model = module(config)
-    # Flash kernels take whole blocks of places, and an example has one place.
-    maker = module(dataclasses.replace(config, attention="xla"))
+    # Flash kernels take whole blocks of places, and a mesh whole batches; an example
+    # has one of each.
+    maker = module(dataclasses.replace(config, attention="xla", mesh=None))
 
     def init(key: jax.Array) -> Params:
         return maker.init(key, jnp.zeros(shape, dtype))["params"]

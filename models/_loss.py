@@ -10,7 +10,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
+
+from remat.models._sharding import constrain
 
 
 def token_losses(
@@ -42,6 +45,7 @@ def cross_entropy(
     targets: Int[Array, "B T"],
     *,
     n_chunks: int = 1,
+    mesh: Mesh | None = None,
 ) -> Float[Array, ""]:
     """Returns the mean cross-entropy in nats of a tied or untied vocabulary.
 
@@ -51,6 +55,7 @@ def cross_entropy(
         targets: the words to predict.
         n_chunks: pieces the sequence is cut into. 1 holds all logits; more hold
             1/n of them. The last piece is padded where T does not divide.
+        mesh: devices that share the work, by batch and vocabulary.
 
     Raises:
         ValueError: `n_chunks` is below 1.
@@ -62,22 +67,22 @@ def cross_entropy(
         )
     if n_chunks == 1:
         return token_losses(hidden, embedding, targets).mean()
-    return chunked_cross_entropy(n_chunks, hidden, embedding, targets)
+    return chunked_cross_entropy(n_chunks, mesh, hidden, embedding, targets)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def chunked_cross_entropy(n_chunks: int, hidden, embedding, targets):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def chunked_cross_entropy(n_chunks: int, mesh: Mesh | None, hidden, embedding, targets):
     """Mean cross-entropy, one chunk's logits at a time."""
 
     def one_chunk(chunk):
         hidden, targets, _ = chunk
         return token_losses(hidden, embedding, targets)
 
-    losses = jax.lax.map(one_chunk, _split(n_chunks, hidden, targets))
+    losses = jax.lax.map(one_chunk, _split(n_chunks, mesh, hidden, targets))
     return _merge(losses, targets.shape[1]).mean()
 
 
-def _chunked_forward(n_chunks, hidden, embedding, targets):
+def _chunked_forward(n_chunks, mesh, hidden, embedding, targets):
     weight = 1.0 / targets.size
 
     def one_chunk(embedding_gradient, chunk):
@@ -88,11 +93,12 @@ def _chunked_forward(n_chunks, hidden, embedding, targets):
         hidden_gradient, delta = vjp(jnp.where(valid, weight, 0.0))
         # fp32 sums over chunks, whatever the parameters' dtype.
         total = embedding_gradient + delta.astype(jnp.float32)
+        total = constrain(total, mesh, "vocab", "embed")
         return total, (losses, hidden_gradient)
 
-    start = jnp.zeros(embedding.shape, jnp.float32)
+    start = constrain(jnp.zeros(embedding.shape, jnp.float32), mesh, "vocab", "embed")
     embedding_gradient, (losses, hidden_gradient) = jax.lax.scan(
-        one_chunk, start, _split(n_chunks, hidden, targets)
+        one_chunk, start, _split(n_chunks, mesh, hidden, targets)
     )
     n_tokens = targets.shape[1]
     loss = _merge(losses, n_tokens).mean()
@@ -102,8 +108,8 @@ def _chunked_forward(n_chunks, hidden, embedding, targets):
     )
 
 
-def _chunked_backward(n_chunks, residuals, cotangent):
-    del n_chunks
+def _chunked_backward(n_chunks, mesh, residuals, cotangent):
+    del n_chunks, mesh
     hidden_gradient, embedding_gradient = residuals
     return (
         hidden_gradient * cotangent.astype(hidden_gradient.dtype),
@@ -115,7 +121,7 @@ def _chunked_backward(n_chunks, residuals, cotangent):
 chunked_cross_entropy.defvjp(_chunked_forward, _chunked_backward)
 
 
-def _split(n_chunks, hidden, targets):
+def _split(n_chunks, mesh, hidden, targets):
     """Cuts (B, T, ...) into (n, B, T/n, ...), padded; says which tokens are real."""
     size = -(-targets.shape[1] // n_chunks)
     valid = jnp.ones(targets.shape, bool)
@@ -125,7 +131,7 @@ def _split(n_chunks, hidden, targets):
         padding[1] = (0, n_chunks * size - x.shape[1])
         x = jnp.pad(x, padding)
         x = x.reshape(x.shape[0], n_chunks, size, *x.shape[2:])
-        return jnp.moveaxis(x, 1, 0)
+        return constrain(jnp.moveaxis(x, 1, 0), mesh, None, "batch")
 
     return cut(hidden), cut(targets), cut(valid)
 

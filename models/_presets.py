@@ -8,10 +8,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from remat._targets._target import Target
 from remat.models._checks import positive
 from remat.models._errors import PresetError
-from remat.models._families import FAMILIES, Batch, Family, Init, Logits, Loss
+from remat.models._families import (
+    FAMILIES,
+    Batch,
+    Family,
+    Init,
+    Logits,
+    Loss,
+    Params,
+)
+from remat.models._mesh import MeshLike, make_mesh, n_batch_shards
+from remat.models._sharding import (
+    batch_shardings,
+    hold,
+    shardings,
+    with_shardings,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +46,7 @@ class Built:
     logits: Logits
     """`logits(params, tokens or images)`: without dropout, fp32."""
     args: tuple[Any, Batch]
-    """`(params, batch)` as `jax.ShapeDtypeStruct`s."""
+    """`(params, batch)` as `jax.ShapeDtypeStruct`s, with shardings on a mesh."""
     init: Init
     """`init(key)`: real parameters."""
     describe: dict[str, Any]
@@ -53,6 +70,8 @@ def build(
     batch: int | None = None,
     seq: int | None = None,
     scan_layers: bool = True,
+    mesh: MeshLike | None = None,
+    target: Target | str | None = None,
     **overrides: Any,
 ) -> Built:
     """Builds a preset: its loss, and its arguments as shapes.
@@ -64,6 +83,10 @@ def build(
             the position table makes the table longer, which `describe` shows in
             `n_positions` and `n_params`. Images take `image_size=` in place of it.
         scan_layers: one traced layer in a loop, or every layer written out.
+        mesh: devices to spread the model over, such as `"fsdp=16"` or
+            `"fsdp=4,tensor=2"` (`data` is the third axis); the batch is cut by `data`
+            and `fsdp`, and its default grows to a multiple of both. None for one.
+        target: whose devices the mesh is of, such as `"v5e:4x4"`; None for those here.
         **overrides: fields of the model's configuration, such as `dropout=0.1`,
             `policy="save_dots"`, `dtype=jnp.float32`, `loss_chunks=8`.
 
@@ -71,7 +94,9 @@ def build(
         The loss, its arguments and the model. Every layer is a region.
 
     Raises:
-        PresetError: an unknown preset or option, or a size below 1.
+        PresetError: an unknown preset or option, a size below 1, or a batch that the
+            mesh does not divide.
+        TargetError: a mesh of more devices than there are.
 
     Example:
         >>> import remat.models
@@ -82,20 +107,25 @@ def build(
         (4, 1024)
     """
     family = _family_of(name)
-    config = configured(family.configs[name], scan_layers, overrides)
+    devices = None if mesh is None else make_mesh(mesh, target)
+    options = {**overrides, "mesh": devices}
+    config = configured(family.configs[name], scan_layers, options)
     default_batch, default_seq = family.sizes[name]
-    batch = positive("batch", default_batch if batch is None else batch)
+    batch = _batch_on(devices, batch, default_batch)
     seq = default_seq if seq is None else positive("seq", seq)
     config, shapes = family.batch(config, batch, seq)
     if config.dropout > 0:
         shapes = {**shapes, "dropout_key": _key_shape()}
     made = family.make(config)
     params = jax.eval_shape(made.init, _key_shape())
+    if devices is not None:
+        params = with_shardings(params, shardings(params, devices))
+        shapes = with_shardings(shapes, batch_shardings(shapes, devices))
     return Built(
         name=name,
         config=config,
         model=made.model,
-        loss=made.loss,
+        loss=_held_in_place(made.loss, devices),
         logits=made.logits,
         args=(params, shapes),
         init=made.init,
@@ -113,6 +143,30 @@ def build(
 def n_params(params: Any) -> int:
     """Returns the number of scalars in a tree of arrays or shapes."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def _batch_on(mesh: Mesh | None, batch: int | None, default: int) -> int:
+    """The batch asked for, or the default one, as a mesh can cut it."""
+    n_shards = 1 if mesh is None else n_batch_shards(mesh)
+    if batch is None:
+        return -(-default // n_shards) * n_shards
+    if positive("batch", batch) % n_shards:
+        raise PresetError(
+            f"batch must be a multiple of {n_shards}, into which the mesh cuts it, "
+            f"given {batch}"
+        )
+    return batch
+
+
+def _held_in_place(loss: Loss, mesh: Mesh | None) -> Loss:
+    """A loss whose gradients lie where its parameters do."""
+    if mesh is None:
+        return loss
+
+    def sharded_loss(params: Params, batch: Batch) -> jax.Array:
+        return loss(hold(params, mesh), batch)
+
+    return sharded_loss
 
 
 def _family_of(name: str) -> Family:
@@ -156,6 +210,9 @@ def _plain(config: Any) -> dict[str, Any]:
     fields["dtype"] = jnp.dtype(fields["dtype"]).name
     if fields.get("rope_scaling") is not None:
         fields["rope_scaling"] = dataclasses.asdict(fields["rope_scaling"])
+    mesh = fields.pop("mesh")
+    if mesh is not None:
+        fields["mesh"] = dict(mesh.shape)
     if not isinstance(fields["policy"], str):
         fields["policy"] = repr(fields["policy"])
     return fields

@@ -19,9 +19,11 @@ from remat.models._checkpoints import Checkpoints
 from remat.models._checks import positive
 from remat.models._data import Data, open_digits, open_text
 from remat.models._errors import TrainError
+from remat.models._mesh import MeshLike, n_batch_shards
 from remat.models._presets import Built, build
 from remat.models._run_directory import open_run
 from remat.models._sampling import accuracy, held_out_loss, write_text
+from remat.models._sharding import shardings, with_shardings
 from remat.models._train_loop import Loop, State, Step, StepMetrics, make_step
 from remat.models._train_settings import Settings, absolute, settle
 
@@ -56,6 +58,7 @@ def train(
     data: str | os.PathLike[str] | None = None,
     batch: int | None = None,
     seq: int | None = None,
+    mesh: MeshLike | None = None,
     accumulate: int | None = None,
     learning_rate: float | None = None,
     warmup: int | None = None,
@@ -75,7 +78,8 @@ def train(
 ) -> Trained:
     """Trains a preset, or goes on with a run where its last checkpoint is.
 
-    Trains on the default device. Options left at None are those the run was started
+    Trains on the default device, or on a mesh of this process's devices (for several
+    hosts see `docs/sharding.md`). Options left at None are those the run was started
     with; a new run takes the defaults of `Settings`.
 
     Args:
@@ -88,6 +92,9 @@ def train(
             ships. A ViT is trained on scikit-learn's digits.
         batch: sequences or images in one pass.
         seq: tokens a sequence.
+        mesh: devices to train on, such as `"fsdp=4,tensor=2"`. Like the policy it is
+            no part of the run, which may go on with another: sums are then taken in
+            another order, so its numbers agree to rounding and not to the bit.
         accumulate: passes whose gradients are averaged into one step.
         learning_rate: at its highest.
         warmup: steps up to it.
@@ -113,7 +120,8 @@ def train(
         PolicyError, PlanError: a policy or a plan that cannot be used.
         TrainError: an option that differs from the run's, data or directory that
             cannot be used, another run in the directory, a disk that is full.
-        PresetError: an unknown preset or option.
+        PresetError: an unknown preset or option, or a batch the mesh does not divide.
+        TargetError: a mesh of more devices than there are.
 
     Example:
         >>> import remat.models
@@ -142,9 +150,11 @@ def train(
         "log_every": log_every,
     }.items():
         positive(name, size)
+    _refuse_several_hosts()
     with open_run(out) as run:
-        settings, built, source = _prepare(settle(run, given, _default_dtype()))
-        step = make_step(_under(policy, built.loss), settings)
+        settings, built, source = _prepare(settle(run, given, _default_dtype()), mesh)
+        devices = built.config.mesh
+        step = make_step(_under(policy, built.loss), settings, devices)
         run.start(dataclasses.asdict(settings))
         with Checkpoints(run.checkpoints, keep=keep) as checkpoints:
             first, state = _restored_or_new(checkpoints, step, built, settings, say)
@@ -158,6 +168,7 @@ def train(
                 step=step,
                 data=source,
                 settings=settings,
+                mesh=devices,
                 run=run,
                 checkpoints=checkpoints,
                 checkpoint_every=checkpoint_every,
@@ -173,6 +184,14 @@ def _default_dtype() -> str:
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
+def _refuse_several_hosts() -> None:
+    if (n_processes := jax.process_count()) > 1:
+        raise TrainError(
+            f"a run is one process's, and here are {n_processes}: take build(mesh=...) "
+            "and train_step, as docs/sharding.md shows"
+        )
+
+
 def _under(policy: Any, loss: Loss) -> Loss:
     """The loss under a policy or a plan."""
     if isinstance(policy, os.PathLike):
@@ -182,7 +201,7 @@ def _under(policy: Any, loss: Loss) -> Loss:
     return policy.apply(loss) if isinstance(policy, Plan) else with_policy(loss, policy)
 
 
-def _prepare(settings: Settings) -> tuple[Settings, Built, Data]:
+def _prepare(settings: Settings, mesh: MeshLike | None) -> tuple[Settings, Built, Data]:
     """The model and the data of a run, and its settings with no size left open."""
     if settings.dtype not in ("bfloat16", "float32"):
         raise TrainError(
@@ -192,6 +211,7 @@ def _prepare(settings: Settings) -> tuple[Settings, Built, Data]:
         settings.model,
         batch=settings.batch,
         seq=settings.seq,
+        mesh=mesh,
         dtype=jnp.dtype(settings.dtype).type,
         dropout=settings.dropout,
         **settings.options,
@@ -204,11 +224,17 @@ def _prepare(settings: Settings) -> tuple[Settings, Built, Data]:
             "train into another directory"
         )
     sizes = {
-        "batch": settings.batch or max(8, built.describe["batch"]),
+        "batch": settings.batch or _at_least(8, built),
         "seq": built.describe["seq"],
     }
     settings = dataclasses.replace(settings, fingerprint=data.fingerprint, **sizes)
     return settings, built, data
+
+
+def _at_least(n: int, built: Built) -> int:
+    """The preset's batch; where that is less than n, the next its mesh can cut."""
+    n_shards = 1 if built.config.mesh is None else n_batch_shards(built.config.mesh)
+    return max(built.describe["batch"], -(-n // n_shards) * n_shards)
 
 
 def _open_data(settings: Settings, built: Built) -> Data:
@@ -233,13 +259,17 @@ def _restored_or_new(
     settings: Settings,
     say: Callable[[str], None],
 ) -> tuple[int, State]:
-    key = jax.random.key(settings.seed)
+    key, mesh = jax.random.key(settings.seed), built.config.mesh
 
     def new() -> State:
         return step.start(built.init(key))
 
-    found = checkpoints.restore(jax.eval_shape(new), say)
-    return found if found is not None else (0, jax.jit(new)())
+    shapes, placed = jax.eval_shape(new), None
+    if mesh is not None:
+        placed = shardings(shapes, mesh)
+        shapes = with_shardings(shapes, placed)
+    found = checkpoints.restore(shapes, say)
+    return found if found is not None else (0, jax.jit(new, out_shardings=placed)())
 
 
 def _judged(

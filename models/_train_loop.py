@@ -13,13 +13,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from remat.models._checkpoints import Checkpoints
 from remat.models._data import Data
 from remat.models._errors import TrainError
 from remat.models._run_directory import RunDirectory
+from remat.models._sharding import batch_shardings, hold
 from remat.models._train_settings import Settings
 from remat.models._training_step import make_optimizer
 
@@ -59,7 +60,7 @@ class Step:
     """Of the step that follows this many."""
 
 
-def make_step(loss: Loss, settings: Settings) -> Step:
+def make_step(loss: Loss, settings: Settings, mesh: Mesh | None = None) -> Step:
     """Returns the step of a run: AdamW with warm-up, cosine, clipping, accumulation."""
     schedule = optax.warmup_cosine_decay_schedule(
         0.0,
@@ -82,7 +83,8 @@ def make_step(loss: Loss, settings: Settings) -> Step:
         updates, moments = optimizer.update(gradients, state["optimizer"], params)
         figures = {"loss": value, "gradient_norm": _norm(gradients)}
         params = optax.apply_updates(params, updates)
-        return {"params": params, "optimizer": moments}, figures
+        # The state stays where it is: a step is compiled once, and donates.
+        return hold({"params": params, "optimizer": moments}, mesh), figures
 
     return Step(
         start=start, take=jax.jit(take, donate_argnums=0), learning_rate=schedule
@@ -130,6 +132,8 @@ class Loop:
     """Where batches come from."""
     settings: Settings
     """What the run's numbers depend on."""
+    mesh: Mesh | None
+    """Where batches are spread to; None for one device."""
     run: RunDirectory
     """Where metrics go."""
     checkpoints: Checkpoints
@@ -161,11 +165,14 @@ class Loop:
         self.checkpoints.wait()
         return state
 
-    def _batch(self, number: int) -> Mapping[str, np.ndarray]:
+    def _batch(self, number: int) -> Mapping[str, Any]:
         settings = self.settings
         assert settings.batch is not None
         n_examples = settings.batch * settings.accumulate
-        return self.data.batch(settings.seed, number, n_examples)
+        batch = self.data.batch(settings.seed, number, n_examples)
+        if self.mesh is None:
+            return batch
+        return jax.device_put(batch, batch_shardings(batch, self.mesh))
 
     def _log(self, done: int, loss: float, norm: float, steps_per_s: float) -> None:
         settings = self.settings

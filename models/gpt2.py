@@ -17,12 +17,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from remat.models._attention import AttentionKind, attend
 from remat.models._checks import check_config
 from remat.models._layers import apply_layers, make_layers
 from remat.models._loss import cross_entropy, unembed
+from remat.models._sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +55,8 @@ class GPT2Config:
     """How attention is computed: "xla", "pallas" (TPU flash) or "cudnn" (GPU flash)."""
     loss_chunks: int = 1
     """Pieces of the sequence whose logits exist one at a time."""
+    mesh: Mesh | None = None
+    """Devices that arrays are spread over, as `_sharding.py` says; None for one."""
 
     def __post_init__(self):
         check_config(self, ("vocab_size", "n_positions", "loss_chunks"))
@@ -135,7 +139,9 @@ class Attention(nn.Module):
 
         # MaxText names what a fused kernel returns `context` and what its attention
         # layer goes on with `attention_out`: here both are one value, (B, T, N, H).
-        context = attend(query, key, value, causal=True, kind=config.attention)
+        context = attend(
+            query, key, value, causal=True, kind=config.attention, mesh=config.mesh
+        )
         context = checkpoint_name(context, CONTEXT)
         context = checkpoint_name(context, ATTENTION_OUT)
 
@@ -187,7 +193,7 @@ class Block(nn.Module):
         config = self.config
         dropout = nn.Dropout(config.dropout, deterministic=deterministic)
         # The name goes on the input: on the output, scan's carry, it would do nothing.
-        x = checkpoint_name(x, LAYER_INPUT)
+        x = checkpoint_name(constrain(x, config.mesh, "batch"), LAYER_INPUT)
         normed = LayerNorm(config.norm_epsilon, name="attention_norm")(x)
         x = x + dropout(Attention(config, name="attention")(normed))
         normed = LayerNorm(config.norm_epsilon, name="mlp_norm")(x)
@@ -270,6 +276,7 @@ class GPT2(nn.Module):
             self.token_embedder.embedding,
             targets,
             n_chunks=self.config.loss_chunks,
+            mesh=self.config.mesh,
         )
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from remat.models._attention import AttentionKind, attend
@@ -22,6 +23,7 @@ from remat.models._checks import check_config, check_multiple
 from remat.models._layers import apply_layers, make_layers
 from remat.models._loss import cross_entropy, unembed
 from remat.models._rotary import RopeScaling, Rotary, rotary_table, rotate
+from remat.models._sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +62,8 @@ class LlamaConfig:
     """How attention is computed: "xla", "pallas" (TPU flash) or "cudnn" (GPU flash)."""
     loss_chunks: int = 8
     """Pieces of the sequence whose logits exist one at a time."""
+    mesh: Mesh | None = None
+    """Devices that arrays are spread over, as `_sharding.py` says; None for one."""
 
     def __post_init__(self):
         check_config(self, ("n_kv_heads", "d_mlp", "vocab_size", "loss_chunks"))
@@ -142,7 +146,9 @@ class Attention(nn.Module):
         key = checkpoint_name(key, KEY_PROJ)
         value = checkpoint_name(dense(config, kv_heads, "value")(x), VALUE_PROJ)
 
-        context = attend(query, key, value, causal=True, kind=config.attention)
+        context = attend(
+            query, key, value, causal=True, kind=config.attention, mesh=config.mesh
+        )
         context = checkpoint_name(context, CONTEXT)
         context = checkpoint_name(context, ATTENTION_OUT)
         out = dense(config, config.d_model, "out", axis=(-2, -1))(context)
@@ -191,7 +197,7 @@ class Block(nn.Module):
     ) -> Float[Array, "B T D"]:
         config = self.config
         dropout = nn.Dropout(config.dropout, deterministic=deterministic)
-        x = checkpoint_name(x, LAYER_INPUT)
+        x = checkpoint_name(constrain(x, config.mesh, "batch"), LAYER_INPUT)
         normed = RMSNorm(config.norm_epsilon, name="attention_norm")(x)
         x = x + dropout(Attention(config, name="attention")(normed, rotary))
         normed = RMSNorm(config.norm_epsilon, name="mlp_norm")(x)
@@ -258,9 +264,13 @@ class Llama(nn.Module):
         deterministic: bool = True,
     ) -> Float[Array, ""]:
         """Returns the mean cross-entropy of `targets` in nats, fp32."""
-        hidden = self.hidden(tokens, deterministic=deterministic)
+        config = self.config
         return cross_entropy(
-            hidden, self._output_embedding(), targets, n_chunks=self.config.loss_chunks
+            self.hidden(tokens, deterministic=deterministic),
+            self._output_embedding(),
+            targets,
+            n_chunks=config.loss_chunks,
+            mesh=config.mesh,
         )
 
     def _output_embedding(self) -> Float[Array, "V D"]:

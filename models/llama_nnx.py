@@ -18,6 +18,7 @@ from remat.models._attention import AttentionKind, attend
 from remat.models._layers import as_region
 from remat.models._loss import cross_entropy, unembed
 from remat.models._rotary import Rotary, rotary_table, rotate
+from remat.models._sharding import constrain
 from remat.models.llama import (
     ATTENTION_OUT,
     CONTEXT,
@@ -91,6 +92,7 @@ class Attention(nnx.Module):
         self.value = dense(config, config.d_model, kv_heads, rngs)
         self.out = dense(config, heads, config.d_model, rngs)
         self.kind: AttentionKind = config.attention
+        self.mesh = config.mesh
 
     def __call__(
         self, x: Float[Array, "B T D"], rotary: Rotary
@@ -99,7 +101,7 @@ class Attention(nnx.Module):
         query = checkpoint_name(query, QUERY_PROJ)
         key = checkpoint_name(rotate(scoped("key", self.key, x), rotary), KEY_PROJ)
         value = checkpoint_name(scoped("value", self.value, x), VALUE_PROJ)
-        context = attend(query, key, value, causal=True, kind=self.kind)
+        context = attend(query, key, value, causal=True, kind=self.kind, mesh=self.mesh)
         context = checkpoint_name(context, CONTEXT)
         context = checkpoint_name(context, ATTENTION_OUT)
         return checkpoint_name(scoped("out", self.out, context), OUT_PROJ)
@@ -134,6 +136,7 @@ class Block(nnx.Module):
         self.mlp_norm = RMSNorm(config, rngs)
         self.mlp = MLP(config, rngs)
         self.dropout = nnx.Dropout(config.dropout)
+        self.mesh = config.mesh
 
     def __call__(
         self,
@@ -142,7 +145,7 @@ class Block(nnx.Module):
         dropout_key: Array | None = None,
     ) -> Float[Array, "B T D"]:
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        x = checkpoint_name(x, LAYER_INPUT)
+        x = checkpoint_name(constrain(x, self.mesh, "batch"), LAYER_INPUT)
         normed = scoped("attention_norm", self.attention_norm, x)
         out = scoped("attention", self.attention, normed, rotary)
         x = x + self._drop(out, keys[0])
@@ -215,9 +218,12 @@ class Llama(nnx.Module):
         dropout_key: Array | None = None,
     ) -> Float[Array, ""]:
         """Returns the mean cross-entropy of `targets` in nats, fp32."""
-        hidden = self.hidden(tokens, dropout_key=dropout_key)
         return cross_entropy(
-            hidden, self._output_embedding(), targets, n_chunks=self.config.loss_chunks
+            self.hidden(tokens, dropout_key=dropout_key),
+            self._output_embedding(),
+            targets,
+            n_chunks=self.config.loss_chunks,
+            mesh=self.config.mesh,
         )
 
     def _scan_layers(

@@ -23,6 +23,7 @@ from remat.models._errors import PresetError
 from remat.models._layers import apply_layers, make_layers
 from remat.models._loss import cross_entropy, unembed
 from remat.models._rotary import Rotary, rotary_table
+from remat.models._sharding import constrain
 from remat.models.llama import (
     LAYER_INPUT,
     Attention,
@@ -163,7 +164,7 @@ class Block(nn.Module):
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
         config = self.config
         dropout = nn.Dropout(config.dropout, deterministic=deterministic)
-        x = checkpoint_name(x, LAYER_INPUT)
+        x = checkpoint_name(constrain(x, config.mesh, "batch"), LAYER_INPUT)
         normed = RMSNorm(config.norm_epsilon, name="attention_norm")(x)
         x = x + dropout(Attention(config, name="attention")(normed, rotary))
         normed = RMSNorm(config.norm_epsilon, name="mlp_norm")(x)
@@ -235,8 +236,13 @@ class Mixtral(nn.Module):
         """Returns mean cross-entropy in nats plus the weighted load-balance loss."""
         config = self.config
         hidden, load_balance = self.hidden(tokens, deterministic=deterministic)
-        embedding = self.output_embedder.embedding
-        loss = cross_entropy(hidden, embedding, targets, n_chunks=config.loss_chunks)
+        loss = cross_entropy(
+            hidden,
+            self.output_embedder.embedding,
+            targets,
+            n_chunks=config.loss_chunks,
+            mesh=config.mesh,
+        )
         return loss + config.load_balance_weight * load_balance
 
 

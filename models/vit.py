@@ -16,11 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from remat.models._attention import AttentionKind, attend
 from remat.models._checks import check_config, check_multiple
 from remat.models._layers import apply_layers, make_layers
+from remat.models._sharding import constrain
 from remat.models.gpt2 import LayerNorm
 
 
@@ -56,6 +58,8 @@ class ViTConfig:
     """What each block keeps; "none" makes no regions."""
     attention: AttentionKind = "xla"
     """How attention is computed: "xla", "pallas" (TPU flash) or "cudnn" (GPU flash)."""
+    mesh: Mesh | None = None
+    """Devices that arrays are spread over, as `_sharding.py` says; None for one."""
 
     def __post_init__(self):
         check_config(
@@ -114,7 +118,9 @@ class Attention(nn.Module):
         query = checkpoint_name(dense(config, heads, "query")(x), QUERY_PROJ)
         key = checkpoint_name(dense(config, heads, "key")(x), KEY_PROJ)
         value = checkpoint_name(dense(config, heads, "value")(x), VALUE_PROJ)
-        context = attend(query, key, value, causal=False, kind=config.attention)
+        context = attend(
+            query, key, value, causal=False, kind=config.attention, mesh=config.mesh
+        )
         context = checkpoint_name(context, CONTEXT)
         context = checkpoint_name(context, ATTENTION_OUT)
         out = dense(config, config.d_model, "out", axis=(-2, -1))(context)
@@ -156,7 +162,7 @@ class Block(nn.Module):
     ) -> Float[Array, "B P D"]:
         config = self.config
         dropout = nn.Dropout(config.dropout, deterministic=deterministic)
-        x = checkpoint_name(x, LAYER_INPUT)
+        x = checkpoint_name(constrain(x, config.mesh, "batch"), LAYER_INPUT)
         normed = LayerNorm(config.norm_epsilon, name="attention_norm")(x)
         x = x + dropout(Attention(config, name="attention")(normed))
         normed = LayerNorm(config.norm_epsilon, name="mlp_norm")(x)

@@ -13,6 +13,7 @@ import typer
 
 from remat._cli._examples import examples
 from remat._cli._frame import (
+    batch_step,
     check_path,
     command,
     dumped,
@@ -37,6 +38,7 @@ app = typer.Typer(
         "    remat compare gpt2 --target v5e\n\n"
         "    remat fit gpt2 --target h100 --max batch\n\n"
         "    remat compare mypackage.train:make --target a100-80gb --budget 60GiB\n\n"
+        "    remat compare llama-3.1-8b --target v5e:4x4 --mesh fsdp=16\n\n"
         "    remat report gpt2 --target v5e --policy save_dots --html report.html\n\n"
         "    remat plan gpt2 --target v5e --budget 12GiB -o plan.json\n\n"
         "    remat check plan.json\n\n"
@@ -64,6 +66,14 @@ PolicyNames = Annotated[
 ]
 Batch = Annotated[int | None, typer.Option("--batch", help="Batch size.")]
 Seq = Annotated[int | None, typer.Option("--seq", help="Sequence length.")]
+MeshAxes = Annotated[
+    str | None,
+    typer.Option(
+        "--mesh",
+        metavar="AXIS=SIZE,...",
+        help="Devices to spread a preset over: fsdp=16, or fsdp=4,tensor=2.",
+    ),
+]
 Optimizer = Annotated[
     bool,
     typer.Option(
@@ -93,6 +103,7 @@ def compare(
     policies: PolicyNames = None,
     batch: Batch = None,
     seq: Seq = None,
+    mesh: MeshAxes = None,
     budget: Budget = None,
     optimizer: Optimizer = True,
     exact: Annotated[
@@ -112,7 +123,7 @@ def compare(
 
         for path in (json, html):
             check_path(path)
-        loaded = load(model, batch, seq)
+        loaded = load(model, batch, seq, mesh, target)
         settings = settings_of(loaded, optimizer, compiler_option)
         with progress(debug) as say:
             result = remat.compare(
@@ -144,6 +155,7 @@ def fit(
     policies: PolicyNames = None,
     batch: Batch = None,
     seq: Seq = None,
+    mesh: MeshAxes = None,
     budget: Budget = None,
     optimizer: Optimizer = True,
     compiler_option: CompilerOptions = None,
@@ -159,11 +171,11 @@ def fit(
         sizes = {"batch": batch, "seq": seq}
         if largest not in sizes:
             raise ValueError(f"--max takes batch or seq, but was given {largest!r}")
-        loaded = load(model, batch, seq)
+        loaded = load(model, batch, seq, mesh, target)
         settings = settings_of(loaded, optimizer, compiler_option)
 
         def build(size: int) -> tuple[Any, tuple[Any, ...]]:
-            built = load(model, **{**sizes, largest: size})
+            built = load(model, **{**sizes, largest: size}, mesh=mesh, target=target)
             return built.loss, built.args
 
         start = sizes[largest] or loaded.describe.get(largest)
@@ -171,7 +183,7 @@ def fit(
             result = remat.fit(
                 build,
                 start=start or 1,
-                multiple_of=1 if largest == "batch" else 128,
+                multiple_of=batch_step(loaded) if largest == "batch" else 128,
                 policies=split_policies(policies) or ("none", "save_dots", "nothing"),
                 target=target,
                 budget=budget,
@@ -193,6 +205,7 @@ def plan(
     target: TargetName = None,
     batch: Batch = None,
     seq: Seq = None,
+    mesh: MeshAxes = None,
     budget: Budget = None,
     headroom: Annotated[
         str, typer.Option("--headroom", help="Share of the budget to leave free.")
@@ -219,7 +232,7 @@ def plan(
         check_path(output)
         if output is not None and output.exists() and not overwrite:
             raise ValueError(f"{output} exists; pass --overwrite to replace it")
-        loaded = load(model, batch, seq)
+        loaded = load(model, batch, seq, mesh, target)
         settings = settings_of(loaded, optimizer, compiler_option)
         with progress(debug) as say:
             result = remat.plan(
@@ -291,6 +304,7 @@ def report(
     ] = None,
     batch: Batch = None,
     seq: Seq = None,
+    mesh: MeshAxes = None,
     optimizer: Optimizer = True,
     compiler_option: CompilerOptions = None,
     json: Annotated[
@@ -315,7 +329,7 @@ def report(
         else:
             from remat._explain._step import explain
 
-            loaded = load(model, batch, seq)
+            loaded = load(model, batch, seq, mesh, target)
             settings = settings_of(loaded, optimizer, compiler_option)
             with progress(debug) as say:
                 found = explain(
@@ -350,6 +364,7 @@ def train(
     ] = None,
     batch: Batch = None,
     seq: Seq = None,
+    mesh: MeshAxes = None,
     accumulate: Annotated[
         int | None, typer.Option("--accumulate", help="Passes averaged into a step.")
     ] = None,
@@ -377,6 +392,7 @@ def train(
                 data=data,
                 batch=batch,
                 seq=seq,
+                mesh=mesh,
                 accumulate=accumulate,
                 horizon=horizon,
                 learning_rate=learning_rate,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,10 +87,24 @@ def show(what: Any) -> None:
     console.print(what(console.width) if callable(what) else what)
 
 
-def load(model: str, batch: int | None, seq: int | None) -> Any:
+def load(
+    model: str,
+    batch: int | None,
+    seq: int | None,
+    mesh: str | None = None,
+    target: str | None = None,
+) -> Any:
     from remat._cli._load import load_model
 
-    return load_model(model, batch=batch, seq=seq)
+    return load_model(model, batch=batch, seq=seq, mesh=mesh, target=target)
+
+
+def batch_step(loaded: Any) -> int:
+    """The step between batch sizes that the model's mesh can cut."""
+    mesh = loaded.describe.get("mesh")
+    if not isinstance(mesh, Mapping):  # one device, or a function's own mesh
+        return 1
+    return mesh.get("data", 1) * mesh.get("fsdp", 1)
 
 
 def check_path(path: Path | None) -> None:

@@ -33,15 +33,23 @@ class Loaded:
 
 
 def load_model(
-    name: str, *, batch: int | None = None, seq: int | None = None
+    name: str,
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    mesh: str | Mapping[str, int] | None = None,
+    target: str | None = None,
 ) -> Loaded:
     """Loads MODEL: a preset's name, or `package.module:function`.
 
     Args:
         name: A preset, or a function that returns `(loss_fn, args)` or those and a
-            dict of options. It may take `batch` and `seq` as keyword arguments.
+            dict of options. It may take `batch`, `seq`, `mesh` and `target` as keyword
+            arguments.
         batch: Batch size; None for the model's own.
         seq: Sequence length; None for the model's own.
+        mesh: Devices to spread a preset over, as `remat.models.build` takes them.
+        target: Whose devices these are.
 
     Returns:
         The loss and its arguments; nothing is allocated for a preset.
@@ -54,16 +62,19 @@ def load_model(
         if value is not None and value < 1:
             raise LoadError(f"{option} must be at least 1, but is {value}")
     if ":" in name:
-        return _own(name, {"batch": batch, "seq": seq})
+        sizes = {"batch": batch, "seq": seq}
+        # Whose devices they are matters to a function that makes a mesh.
+        of_mesh = {} if mesh is None else {"mesh": mesh, "target": target}
+        return _own(name, {**sizes, **of_mesh})
     from remat import models
 
-    built = models.build(name, batch=batch, seq=seq)
+    built = models.build(name, batch=batch, seq=seq, mesh=mesh, target=target)
     return Loaded(
         loss=built.loss, args=tuple(built.args), name=name, describe=built.describe
     )
 
 
-def _own(name: str, sizes: Mapping[str, int | None]) -> Loaded:
+def _own(name: str, sizes: Mapping[str, Any]) -> Loaded:
     module_name, _, function_name = name.partition(":")
     make = _function(_module(module_name), module_name, function_name)
     given = {key: value for key, value in sizes.items() if value is not None}
@@ -90,7 +101,7 @@ def _own(name: str, sizes: Mapping[str, int | None]) -> Loaded:
         args=tuple(made[1]),
         name=name,
         options=dict(options),
-        describe=dict(given),
+        describe={key: given[key] for key in given if key != "target"},
     )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
 from remat._compare._cache import load, store
 from remat._compare._step import Step
 from remat._compile._compile import compile_lowered, lower_traced, program_hash, trace
@@ -44,7 +46,7 @@ class Prepared:
     roles: Any
     """What each array argument and output is."""
     flops: int
-    """FLOPs of the step, from its jaxpr, trip counts included."""
+    """FLOPs of one device's share of the step, from its jaxpr, trip counts included."""
     warnings: tuple[str, ...]
     """What tracing warned about, deprecations apart."""
     missing_names: tuple[str, ...]
@@ -90,7 +92,7 @@ def prepare(
         lowered=lowered,
         key=program_hash(lowered, setup.target, setup.compiler_options),
         roles=step.roles,
-        flops=int(jaxpr_cost(traced.jaxpr).flops),
+        flops=_flops(traced.jaxpr, step.args),
         warnings=tuple(dict.fromkeys(others)),
         missing_names=tuple(dict.fromkeys(missing)),
     )
@@ -106,10 +108,17 @@ _NOT_OF_MEMORY = (
 
 
 def forward_flops(loss: Callable[..., Any], setup: Setup) -> int:
-    """FLOPs of the forward pass alone, from its jaxpr."""
+    """FLOPs of one device's share of the forward pass alone, from its jaxpr."""
     step = setup.make_step(loss)
     traced = trace(step.forward, step.forward_args, {}, setup.target)
-    return int(jaxpr_cost(traced.jaxpr).flops)
+    return _flops(traced.jaxpr, step.forward_args)
+
+
+def _flops(jaxpr: Any, args: Any) -> int:
+    """A device's part of a program's FLOPs: a jaxpr is of all devices together."""
+    shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args)]
+    n_devices = max((len(s.device_set) for s in shardings if s is not None), default=1)
+    return int(jaxpr_cost(jaxpr).flops) // n_devices
 
 
 def compiled_report(

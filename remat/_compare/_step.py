@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from remat._report._roles import Roles
 
@@ -148,7 +149,11 @@ def _gradient_step(loss_of, value_and_grad, trainable, others, has_aux) -> Step:
 def _optimizer_step(loss_of, value_and_grad, trainable, others, optimizer) -> Step:
     import optax
 
-    opt_state = jax.eval_shape(optimizer.init, jax.tree.map(_shape, trainable))
+    opt_state = _laid_out_as(
+        trainable,
+        jax.eval_shape(optimizer.init, jax.tree.map(_shape, trainable)),
+        optimizer,
+    )
 
     def train_step(trainable: Any, opt_state: Any, others: Any) -> Any:
         value, grads = value_and_grad(trainable, others)
@@ -166,6 +171,30 @@ def _optimizer_step(loss_of, value_and_grad, trainable, others, optimizer) -> St
         forward=loss_of,
         forward_args=(trainable, others),
     )
+
+
+def _laid_out_as(trainable: Any, opt_state: Any, optimizer: Any) -> Any:
+    """The optimizer's state, each moment sharded as its parameter is."""
+    if not any(_sharding(leaf) for leaf in jax.tree.leaves(trainable)):
+        return opt_state
+    import optax
+
+    def as_its_parameter(moment: Any, parameter: Any) -> Any:
+        if moment.shape != parameter.shape:  # factored moments are small
+            return moment
+        return jax.ShapeDtypeStruct(
+            moment.shape, moment.dtype, sharding=_sharding(parameter)
+        )
+
+    return optax.tree_utils.tree_map_params(
+        optimizer, as_its_parameter, opt_state, trainable
+    )
+
+
+def _sharding(leaf: Any) -> NamedSharding | None:
+    """How a parameter is spread over several devices; None where it is not."""
+    sharding = getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None
 
 
 def _positions(argnums: int | Sequence[int], n_args: int) -> tuple[int, ...]:

@@ -141,9 +141,9 @@ def _load(
     from remat._cli._load import load_model
 
     options = plan.options
-    batch, seq = options.get("batch"), options.get("seq")
+    sizes = {name: options.get(name) for name in ("batch", "seq", "mesh")}
     try:
-        loaded = load_model(plan.model, batch=batch, seq=seq)
+        loaded = load_model(plan.model, target=plan.target, **sizes)
     except ValueError as error:
         raise PlanError(
             f"cannot load the model {plan.model!r} that the plan is for: {error}. "

@@ -280,7 +280,9 @@ def _attached(kind: str) -> Target:
     if kind == "cpu":
         entry = {**entry, **_this_cpu(entry)}
     figures = {**_figures(entry), "device_kind": device_kind}
-    limit = _measured_limit(devices[0]) or _available(entry)
+    # Of several hosts each can ask its own devices only.
+    own = [d for d in devices if d.process_index == jax.process_index()]
+    limit = _measured_limit((own or devices)[0]) or _available(entry)
     figures["memory_bytes"] = figures["memory_bytes"] or limit
     return Target(
         name=chip,
