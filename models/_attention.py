@@ -65,13 +65,32 @@ def _on_each_device(attention, mesh, query_shape, key_shape):
     )
 
 
+FLASH_BLOCK = 128
+"""Places in a block of the TPU kernel, which takes whole blocks only."""
+
+
 def _flash_tpu(query, key, value, *, causal):
-    from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+    from jax.experimental.pallas.ops.tpu import flash_attention as flash
 
     # The kernel wants heads before places, and a key for every query head.
-    n_shared = query.shape[2] // key.shape[2]
+    n_places, n_shared = query.shape[1], query.shape[2] // key.shape[2]
     key, value = (jnp.repeat(x, n_shared, axis=2) for x in (key, value))
-    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    query, key, value = (
+        _whole_blocks(jnp.swapaxes(x, 1, 2)) for x in (query, key, value)
+    )
+    segments = None
+    if query.shape[2] > n_places and not causal:
+        # What is padded is no place to look at; causal attention never does.
+        is_place = jnp.arange(query.shape[2]) < n_places
+        each = jnp.broadcast_to(is_place, (query.shape[0], query.shape[2]))
+        segments = flash.SegmentIds(each.astype(jnp.int32), each.astype(jnp.int32))
     scale = 1 / math.sqrt(query.shape[-1])
-    out = flash_attention(query, key, value, causal=causal, sm_scale=scale)
-    return jnp.swapaxes(out, 1, 2)
+    out = flash.flash_attention(
+        query, key, value, segment_ids=segments, causal=causal, sm_scale=scale
+    )
+    return jnp.swapaxes(out[:, :, :n_places], 1, 2)
+
+
+def _whole_blocks(x):
+    """Zeros after the last place, up to the end of its block."""
+    return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % FLASH_BLOCK), (0, 0)))

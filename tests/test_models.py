@@ -1,5 +1,6 @@
 """The reference models: published sizes, names, and that regions change no number."""
 
+import functools
 import json
 
 import chex
@@ -7,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 import remat
 from remat import models, policies
 from remat.models import llama_nnx
+from remat.models._attention import attend
 
 TINY = ("gpt2-tiny", "llama-tiny", "llama-tiny-nnx", "mixtral-tiny", "vit-tiny")
 NAMES = {
@@ -268,6 +271,25 @@ def test_flash_attention_holds_no_scores(name):
     # One kernel forward and two backward, in the one traced layer.
     assert [text.count(" = pallas_call[") for text in texts] == [3, 0]
     assert [",384,384]" in text for text in texts] == [False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_places", "causal"), [(128, True), (65, False), (65, True)])
+def test_flash_attention_computes_what_attention_does(n_places, causal):
+    random = np.random.default_rng(0)
+    shapes = [(2, n_places, heads, 128) for heads in (4, 2, 2)]
+    inputs = [random.normal(size=shape).astype(np.float32) for shape in shapes]
+
+    def loss(kind, *inputs):
+        out = attend(*inputs, causal=causal, kind=kind)
+        return (out * jnp.cos(jnp.arange(128.0))).sum(), out
+
+    with pltpu.force_tpu_interpret_mode():
+        found = jax.grad(functools.partial(loss, "pallas"), (0, 1, 2), has_aux=True)(
+            *inputs
+        )
+    wanted = jax.grad(functools.partial(loss, "xla"), (0, 1, 2), has_aux=True)(*inputs)
+    chex.assert_trees_all_close(found, wanted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", TINY)
