@@ -1,8 +1,8 @@
 """Checkpoints of a training run: whole or not there at all, and checked when read.
 
 Orbax writes each one into a temporary directory and renames it, so a kill leaves the
-old ones. A digest of the arrays goes with them: bytes that changed on disk are noticed
-and the checkpoint before is used.
+old ones. A digest of the arrays goes with them, and a seal of the files once they are
+written: bytes that changed on disk are noticed and the checkpoint before is used.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from remat.models._errors import TrainError
+from remat.models._seals import check_seal, seal
 
 State = Any
 
@@ -57,6 +58,7 @@ class Checkpoints:
         Raises:
             TrainError: this or the write before it failed.
         """
+        self.wait()
         # Copies: the next step's donation reuses the buffers while Orbax writes.
         host = jax.tree.map(np.array, state)
         arguments = self._ocp.args.Composite(
@@ -66,12 +68,14 @@ class Checkpoints:
         self._guard(lambda: self._manager.save(step, args=arguments), step)
 
     def wait(self) -> None:
-        """Waits until everything is written.
+        """Waits until everything is written, and seals it.
 
         Raises:
             TrainError: a write failed.
         """
         self._guard(self._manager.wait_until_finished, self._manager.latest_step())
+        for step in self._manager.all_steps():
+            seal(self._directory / str(step))
 
     def restore(
         self, like: State, say: Callable[[str], None]
@@ -93,6 +97,7 @@ class Checkpoints:
         return None
 
     def _read(self, step: int, like: State) -> State:
+        check_seal(self._directory / str(step))
         arguments = self._ocp.args.Composite(
             state=self._ocp.args.StandardRestore(like),
             meta=self._ocp.args.JsonRestore(),

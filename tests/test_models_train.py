@@ -1,5 +1,6 @@
 """Training: it learns, goes on to the bit where it was left, and loses nothing."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -18,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import remat
 from remat import models
+from remat.models import _checkpoints, _run_directory, _seals, _train, _train_loop
 from remat.models._checkpoints import digest
 from remat.models._data import Digits, open_text
 from remat.models._run_directory import open_run, read_rows
@@ -100,7 +103,7 @@ def copy(tmp_path, uninterrupted):
     return shutil.copytree(uninterrupted[0], tmp_path / "copy")
 
 
-def test_a_broken_checkpoint_is_passed_over(copy, uninterrupted):
+def test_a_broken_checkpoint_is_passed_over(copy, uninterrupted, capfd):
     for file in (copy / "checkpoints" / "6" / "state").rglob("d/*"):
         damaged = bytearray(file.read_bytes())
         damaged[len(damaged) // 2] ^= 1
@@ -112,6 +115,21 @@ def test_a_broken_checkpoint_is_passed_over(copy, uninterrupted):
     ]
     assert done.started_at == 4
     assert (copy / "broken-checkpoints" / "6-0").is_dir()
+    # Reads that were begun on broken files would say so, long after.
+    assert "Traceback" not in capfd.readouterr().err
+    assert_same_run(copy, done, uninterrupted)
+
+
+@pytest.mark.slow
+def test_arrays_are_checked_where_a_kill_left_no_seal(copy, uninterrupted):
+    (copy / "checkpoints" / "6" / "seal.json").unlink()
+    meta = copy / "checkpoints" / "6" / "meta" / "metadata"
+    digest = json.loads(meta.read_text())["digest"]
+    meta.write_text(meta.read_text().replace(digest, "0" * 64))
+    said = []
+    done = models.train("gpt2-tiny", out=copy, say=said.append, **RUN)
+    assert "its arrays are not those that were saved" in said[0]
+    assert done.started_at == 4
     assert_same_run(copy, done, uninterrupted)
 
 
@@ -230,6 +248,59 @@ def test_a_full_disk_loses_nothing(tmp_path, uninterrupted):
     assert_same_run(tmp_path, done, uninterrupted)
 
 
+class Killed(BaseException):
+    """What no handler of a run catches."""
+
+
+WRITERS = (_checkpoints, _run_directory, _seals, _train, _train_loop)
+
+
+@contextlib.contextmanager
+def killed_at(n_lines):
+    """Ends a run before the n-th line it executes of the modules that write."""
+    files = {module.__file__ for module in WRITERS}
+    done = 0
+
+    def on_line(frame, event, _):
+        nonlocal done
+        done += event == "line"
+        if done == n_lines:
+            sys.settrace(None)
+            raise Killed
+        return on_line
+
+    def on_call(frame, event, _):
+        return on_line if frame.f_code.co_filename in files else None
+
+    before = sys.gettrace()
+    sys.settrace(on_call)
+    try:
+        yield lambda: done
+    finally:
+        sys.settrace(before)
+
+
+N_KILLS = 24
+
+
+@pytest.fixture(scope="module")
+def n_lines(tmp_path_factory):
+    """How many lines a run executes."""
+    with killed_at(-1) as count:
+        models.train("gpt2-tiny", out=tmp_path_factory.mktemp("run"), **RUN)
+    return count()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", range(N_KILLS))
+def test_goes_on_from_any_line(tmp_path, uninterrupted, n_lines, kill):
+    at = 1 + kill * (n_lines - 1) // (N_KILLS - 1)
+    with pytest.raises(Killed), killed_at(at):
+        models.train("gpt2-tiny", out=tmp_path, **RUN)
+    done = models.train("gpt2-tiny", out=tmp_path, **RUN)
+    assert_same_run(tmp_path, done, uninterrupted)
+
+
 KILLED = """
 import json, sys
 from remat import models
@@ -239,26 +310,44 @@ models.train("gpt2-tiny", out=sys.argv[1], on_step=lambda m: print(m.step, flush
 """
 
 
+def killed_run(out, options, is_time):
+    """Trains in a process of its own, killed once `is_time(steps done)`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(out), json.dumps(options)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if is_time(int(line)):
+            process.send_signal(signal.SIGKILL)
+            break
+    assert process.wait() == -signal.SIGKILL
+
+
 @pytest.mark.slow
 def test_survives_kills(tmp_path):
     options = {**RUN, "steps": 40, "checkpoint_every": 1, "keep": 2}
     whole = models.train("gpt2-tiny", out=tmp_path / "whole", **options)
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "killed")]
-    command.append(json.dumps(options))
-    # A checkpoint is being written nearly always: each kill falls into a save.
-    for at, pause in ((5, 0.0), (15, 0.004), (25, 0.012)):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        for line in process.stdout:
-            if int(line) >= at:
-                time.sleep(pause)
-                process.send_signal(signal.SIGKILL)
-                break
-        assert process.wait() == -signal.SIGKILL
-    done = models.train("gpt2-tiny", out=tmp_path / "killed", **options)
+    out = tmp_path / "killed"
+
+    def in_a_save(done):
+        """Waits for a write to be under way."""
+        deadline = time.monotonic() + 60
+        while done >= 15 and time.monotonic() < deadline:
+            if any("tmp" in path.name for path in (out / "checkpoints").iterdir()):
+                return True
+        return False
+
+    killed_run(out, options, lambda done: done >= 5)
+    killed_run(out, options, in_a_save)
+    # What was being written is there, and is no checkpoint.
+    assert any("tmp" in path.name for path in (out / "checkpoints").iterdir())
+    killed_run(out, options, lambda done: done >= 25)
+    done = models.train("gpt2-tiny", out=out, **options)
     assert 23 <= done.started_at < 40
     chex.assert_trees_all_equal(done.params, whole.params)
-    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    assert losses(out) == losses(tmp_path / "whole")
 
 
 def test_passes_add_up_to_the_step_of_a_larger_batch():
@@ -277,15 +366,61 @@ def test_passes_add_up_to_the_step_of_a_larger_batch():
     chex.assert_trees_all_close(ends[0], ends[1], rtol=1e-5, atol=1e-7)
 
 
+TWO_HUNDRED: dict[str, Any] = {"steps": 200, "batch": 8, "seq": 64, "n_sample": 0}
+
+
+@pytest.fixture(scope="module")
+def without_regions(tmp_path_factory):
+    """Dtype to the losses of 200 steps in which nothing is recomputed."""
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        out = tmp_path_factory.mktemp("none")
+        models.train("gpt2-tiny", out=out, policy="none", dtype=dtype, **TWO_HUNDRED)
+        found[dtype] = losses(out)
+        assert found[dtype][-1] < 0.6 * found[dtype][0]
+    return found
+
+
+def planned(dtype):
+    """A plan for half of what full recomputation saves."""
+    built = models.build("gpt2-tiny", batch=8, seq=64, dtype=jnp.dtype(dtype).type)
+    table = remat.compare(
+        built.loss, *built.args, policies=["none", "nothing"], target="cpu"
+    )
+    budget = sum(row.peak_bytes for row in table.rows) // 2
+    return remat.plan(built.loss, *built.args, budget=budget, target="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-2)]
+)
+@pytest.mark.parametrize("policy", ["nothing", "save_dots", "offload_dots", "plan"])
+def test_policies_change_no_loss(tmp_path, without_regions, policy, dtype, tolerance):
+    given = planned(dtype) if policy == "plan" else policy
+    models.train("gpt2-tiny", out=tmp_path, policy=given, dtype=dtype, **TWO_HUNDRED)
+    found, wanted = losses(tmp_path), without_regions[dtype]
+    assert len(found) == 200
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["nothing", "save_dots", "offload_dots"])
-def test_policies_change_no_loss(tmp_path, policy):
-    options = {"steps": 200, "dtype": "float32", "n_sample": 0, "dropout": 0.1}
-    models.train("gpt2-tiny", out=tmp_path / "none", policy="none", **options)
-    models.train("gpt2-tiny", out=tmp_path / policy, policy=policy, **options)
-    wanted = losses(tmp_path / "none")
-    np.testing.assert_allclose(losses(tmp_path / policy), wanted, rtol=1e-5)
-    assert wanted[-1] < 0.6 * wanted[0]
+def test_policies_change_no_bit_where_nothing_is_compiled(policy):
+    options: dict[str, Any] = {"batch": 2, "seq": 8, "scan_layers": False}
+    built = models.build("gpt2-tiny", dtype=jnp.float32, **options)
+    data = open_text(None, 8)
+    ends = []
+    for each in ("none", policy):
+        gradient = jax.value_and_grad(remat.with_policy(built.loss, each))
+        params, curve = jax.jit(built.init)(jax.random.key(0)), []
+        for step in range(4):
+            loss, change = gradient(params, data.batch(0, step, 2))
+            params = jax.tree.map(lambda p, g: p - 0.1 * g, params, change)
+            curve.append(float(loss))
+        ends.append((curve, params))
+    assert ends[0][0] == ends[1][0]
+    chex.assert_trees_all_equal(ends[0][1], ends[1][1])
 
 
 @pytest.mark.slow
@@ -297,13 +432,15 @@ def test_every_model_of_words_learns(tmp_path, name):
     assert done.sample is not None and done.sample.startswith("The ")
 
 
+def test_a_vit_takes_no_text(tmp_path):
+    with pytest.raises(models.TrainError, match="takes no text"):
+        models.train("vit-tiny", out=tmp_path, data=__file__)
+
+
 @pytest.mark.slow
 def test_a_vit_learns_digits(tmp_path):
-    pytest.importorskip("sklearn")
     done = models.train("vit-tiny", out=tmp_path, steps=1000, batch=32)
     assert done.accuracy is not None and done.accuracy > 0.75
-    with pytest.raises(models.TrainError, match="takes no text"):
-        models.train("vit-tiny", out=tmp_path / "text", data=__file__)
 
 
 def test_progress_shows_loss_speed_and_memory(capsys):
