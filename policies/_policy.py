@@ -24,7 +24,7 @@ from remat.policies._rules import (
     Union,
 )
 from remat.policies._selector import NAME, Selector
-from remat.policies._value import Decision, Value
+from remat.policies._value import READ_SLICE, Decision, Value
 
 ASKED_BY_REMAT3 = frozenset({"dot_general", "conv_general_dilated", "name"})
 
@@ -87,6 +87,8 @@ class Policy:
             >>> policies.save_dots.decide(policies.Value(primitive="tanh"))
             <Decision.RECOMPUTE: 0>
         """
+        if value.primitive == READ_SLICE:
+            return Decision.RECOMPUTE
         return self.rule.decide(value)
 
     @property

@@ -9,6 +9,10 @@ from typing import Any
 
 from jax.core import ShapedArray
 
+READ_SLICE = "remat_read_slice"
+"""Name of the primitive by which one layer reads its part of stacked arrays. Its
+result is a copy of what is there anyway: no policy keeps it."""
+
 
 class Decision(enum.IntEnum):
     """What becomes of a value between the forward and the backward pass.

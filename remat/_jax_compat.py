@@ -27,7 +27,10 @@ from jax._src.lax import lax as _lax
 # 0.12 keeps this name as another one for Jaxpr.
 from jax.extend.core import ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
 from jax.extend.core.primitives import custom_jvp_call_p
+from jax.interpreters import ad, batching, mlir
 from jaxlib import xla_client as xla_client  # plugins by hand: 0.10.2 - 0.12.0.1
+
+from remat.policies._value import READ_SLICE
 
 REGION_PRIMITIVES = frozenset({"checkpoint", "remat", "remat2"})
 """Names of the primitives that `jax.checkpoint` makes (`remat2`: 0.10 - 0.12)."""
@@ -454,6 +457,59 @@ def with_weak_type(x: Any, weak_type: bool) -> Any:
     if getattr(jax.typeof(x), "weak_type", False) == weak_type:
         return x
     return _lax._convert_element_type(x, weak_type=weak_type)
+
+
+# --- reading one layer of stacked arrays: 0.10.2 - 0.12.0.1
+
+
+read_slice_p = jec.Primitive(READ_SLICE)
+"""Reads `array[i]`, as `dynamic_slice` does. A primitive of its own, so that a policy
+can tell it from the model's own slices: its result is never worth keeping."""
+
+
+def plain_slice(array: Any, i: Any) -> Any:
+    """`array[i]` by JAX's own primitives."""
+    return jax.lax.dynamic_index_in_dim(array, i, keepdims=False)
+
+
+def read_slice(array: Any, i: Any) -> Any:
+    """`array[i]`, which no policy keeps."""
+    return read_slice_p.bind(array, i)
+
+
+def is_read(eqn: jec.JaxprEqn) -> bool:
+    """Whether an equation does nothing but read a slice."""
+    if eqn.primitive is read_slice_p:
+        return True
+    if not is_custom_jvp(eqn):
+        return False
+    body = open_jaxpr(next(subjaxprs(eqn.params)))
+    return bool(body.eqns) and all(map(is_read, body.eqns))
+
+
+def _read_slice_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    array, i = primals
+    tangent = tangents[0]
+    result = read_slice(array, i)
+    if isinstance(tangent, ad.Zero):
+        return result, ad.Zero(jax.typeof(result).to_tangent_aval())
+    return result, plain_slice(tangent, i)
+
+
+def _read_slice_vmap(operands: Any, dims: Any) -> tuple[Any, int]:
+    return jax.vmap(plain_slice, tuple(dims))(*operands), 0
+
+
+read_slice_p.def_impl(plain_slice)
+read_slice_p.def_abstract_eval(
+    # What it is also where values vary over mesh axes, or have shardings.
+    lambda array, i: jax.make_jaxpr(plain_slice)(array, i).out_avals[0]
+)
+ad.primitive_jvps[read_slice_p] = _read_slice_jvp
+batching.primitive_batchers[read_slice_p] = _read_slice_vmap
+mlir.register_lowering(
+    read_slice_p, mlir.lower_fun(plain_slice, multiple_results=False)
+)
 
 
 # --- for making regions: 0.10.2 - 0.12.0.1

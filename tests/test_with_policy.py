@@ -207,13 +207,6 @@ def test_policy_by_layer():
     assert [r.policy == policies.save_dots for r in changed] == [True, False, False]
 
 
-def test_policy_by_layer_of_a_scan_is_an_error():
-    loss, args = scanned()
-    policy = policies.first_layers(1, "save_dots", "nothing")
-    with pytest.raises(remat.RegionError, match="a scan runs 3 times"):
-        remat.with_policy(loss, policy)(*args)
-
-
 def test_policy_that_jax_alone_cannot_apply():
     loss, args = scanned()
     policy = policies.save(policies.larger_than(1))

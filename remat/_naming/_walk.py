@@ -87,6 +87,8 @@ class NameWalk:
         made_here: set[Any],
     ) -> list[jec.JaxprEqn]:
         primitive = eqn.primitive.name
+        if compat.is_read(eqn):
+            return [eqn]  # a copy of what is there anyway
         if eqn.primitive is compat.name_p and eqn.invars[0] in made_here:
             return [eqn]  # its operand has the id
         result_aliases = [aliases.get(var, ()) for var in eqn.outvars]

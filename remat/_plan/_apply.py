@@ -10,7 +10,7 @@ from remat._naming._naming import keep
 from remat._plan._solve import Choice
 from remat._regions._assign import check_some_reachable
 from remat._regions._custom_rules import hidden_sites
-from remat._regions._region import Region, is_region
+from remat._regions._region import Region, is_region, without_region
 from remat._regions._rewrite import rewrite_equations
 from remat.policies import Decision
 
@@ -55,6 +55,6 @@ def _edit(
     if treatment is None:
         return eqn
     if treatment == "remove":
-        return None
+        return without_region(eqn)
     jaxpr, policy = keep(eqn.params["jaxpr"], dict(treatment))
     return eqn.replace(params={**eqn.params, "jaxpr": jaxpr, "policy": policy})

@@ -12,6 +12,7 @@ from remat._regions._errors import NoNamesFound as NoNamesFound
 from remat._regions._errors import RegionError, listed, near
 from remat._regions._name_check import check_names
 from remat._regions._region import Region
+from remat._regions._split_layers import Layers, Part
 from remat.policies import Policy, PolicyMap, as_policy, none
 
 HOW_TO_MAKE_A_REGION = (
@@ -62,6 +63,34 @@ class Assignment:
             for region in regions
         ]
         return _bound_once(regions, chosen)
+
+    @property
+    def is_by_layer(self) -> bool:
+        """Whether a policy among them chooses by layer."""
+        return any("layer" in policy.needs for _, policy in self.rules)
+
+    def by_layer(self, layers: Sequence[Layers]) -> dict[int, list[Policy]]:
+        """The policy of each layer of the scans whose policy chooses by layer.
+
+        A loop body may hold several layers: regions whose paths differ in numbers at
+        most. They count in turn, step by step.
+        """
+        stacks: dict[Any, list[Layers]] = collections.defaultdict(list)
+        for one in layers:
+            if one.region.depth == 0:
+                path = re.sub(r"\d+", "#", one.region.path)
+                stacks[one.loop, path].append(one)
+        chosen: dict[int, list[Policy]] = {}
+        for stack in stacks.values():
+            n = len(stack)
+            for position, one in enumerate(stack):
+                policy = self._rule(one.region)
+                if policy is not None and "layer" in policy.needs:
+                    chosen[one.region.index] = [
+                        policy.for_layer(step * n + position, one.n_layers * n)
+                        for step in range(one.n_layers)
+                    ]
+        return chosen
 
     def _rule(self, region: Region) -> Policy | None:
         for pattern, policy in self.rules:
@@ -132,6 +161,9 @@ def _for_layer(
 ) -> Policy | None:
     if policy is None or "layer" not in policy.needs or not region.reachable:
         return policy
+    if isinstance(region.policy, Part):
+        assert isinstance(region.policy.label, Policy)
+        return region.policy.label
     if region.depth > 0:
         return None  # the outermost region's policy counts
     if layer is not None:
@@ -139,9 +171,10 @@ def _for_layer(
     if region.times > 1:
         raise RegionError(
             f"{policy!r} chooses by layer, but the region {region.path!r} is one "
-            f"program that a scan runs {region.times} times: all its layers get the "
-            "same policy. Run the layers in a Python loop, or give a policy that does "
-            "not depend on the layer."
+            f"program that runs {region.times} times in a loop that cannot be split: "
+            "one that remat.scan has cut into segments, that only adds to what it "
+            "carries, or in a custom_jvp function. Give it a policy that does not "
+            "depend on the layer."
         )
     raise RegionError(
         f"{policy!r} chooses by layer, but the region {region.path!r} belongs to no "

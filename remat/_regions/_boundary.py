@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from jax.ad_checkpoint import Offloadable
 
-from remat._jax_compat import name_p
+from remat._jax_compat import name_p, read_slice_p
 
 CARRY_NAME = "remat_scan_carry"
 """Checkpoint name of the carry into a segment."""
@@ -34,6 +34,26 @@ class Boundary:
         return False
 
 
+@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
+class KeepAllButSlices:
+    """Policy of what is no region, but reads its part of stacked arrays by itself.
+
+    Without one, JAX would keep a copy of every part.
+    """
+
+    needs_binding: ClassVar[bool] = False
+    checkpoint_names: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, primitive: Any, *avals: Any, **params: Any) -> bool:
+        """Answer JAX's question about one equation."""
+        return primitive is not read_slice_p
+
+
 def is_boundary(policy: object) -> bool:
+    """Whether this is the policy of what the users of a program see no region in."""
+    return isinstance(policy, Boundary | KeepAllButSlices)
+
+
+def is_segment(policy: object) -> bool:
     """Whether a region with this policy is a segment of a scan."""
     return isinstance(policy, Boundary)

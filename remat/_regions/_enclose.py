@@ -66,6 +66,11 @@ def is_region_already(eqns: Sequence[jec.JaxprEqn]) -> bool:
     return any(in_region for in_region, _ in found) and not any(w for _, w in found)
 
 
+def holds_region(eqn: jec.JaxprEqn) -> bool:
+    """Whether an equation is a region or holds one."""
+    return _work(eqn)[0]
+
+
 def works(eqn: jec.JaxprEqn) -> bool:
     """Whether an equation does, in a region or not, what is worth a region."""
     return any(_work(eqn))

@@ -12,10 +12,10 @@ import jax.extend.core as jec
 import jax.numpy as jnp
 
 from remat import _jax_compat as compat
-from remat._regions._boundary import is_boundary
+from remat._regions._boundary import is_segment
 from remat._regions._enclose import ENTERED, reads
 
-_ADDS = frozenset({"add", "add_any"})
+_ADDS = frozenset({"add", "add_any", "convert_element_type"})
 
 
 def runs_layers(eqn: jec.JaxprEqn) -> bool:
@@ -67,14 +67,13 @@ def _carries(eqn: jec.JaxprEqn) -> list[tuple[int, int]]:
 
 def _is_changed(body: jec.Jaxpr, before: jec.Var, after: object) -> bool:
     """Whether a step reads a carried value for more than to add to it."""
-    as_it_is = {before}
+    summed = {before}
     for eqn in body.eqns:
-        if not any(atom in as_it_is for atom in reads([eqn])):
+        if not any(atom in summed for atom in reads([eqn])):
             continue
-        if eqn.primitive.name == "convert_element_type":
-            as_it_is.add(eqn.outvars[0])
-        elif eqn.primitive.name not in _ADDS:
+        if eqn.primitive.name not in _ADDS:
             return after is not before
+        summed.update(eqn.outvars)
     return False
 
 
@@ -103,4 +102,4 @@ def _runs_segments(eqn: jec.JaxprEqn) -> bool:
 
 def _is_segment(eqn: jec.JaxprEqn) -> bool:
     is_checkpoint = eqn.primitive.name in compat.REGION_PRIMITIVES
-    return is_checkpoint and is_boundary(eqn.params["policy"])
+    return is_checkpoint and is_segment(eqn.params["policy"])

@@ -6,7 +6,7 @@ from typing import Any
 import jax.extend.core as jec
 
 from remat import _jax_compat as compat
-from remat._regions._boundary import is_boundary
+from remat._regions._boundary import KeepAllButSlices, is_boundary
 from remat._regions._emitted import emitted
 from remat._regions._fingerprint import fingerprint
 from remat._regions._sites import Site
@@ -58,6 +58,17 @@ def is_region(eqn: jec.JaxprEqn) -> bool:
     if eqn.primitive.name not in compat.REGION_PRIMITIVES:
         return False
     return not is_boundary(eqn.params["policy"])
+
+
+def without_region(eqn: jec.JaxprEqn) -> jec.JaxprEqn | None:
+    """What takes a region's place where it is to go: None for its body.
+
+    What reads its part of stacked arrays (`remat._scan._split`) must not keep a copy of
+    it, and stays one equation, which is no region to anyone.
+    """
+    if not any(map(compat.is_read, compat.open_jaxpr(eqn.params["jaxpr"]).eqns)):
+        return None
+    return eqn.replace(params={**eqn.params, "policy": KeepAllButSlices()})
 
 
 def _n_equations(jaxpr: jec.Jaxpr) -> int:

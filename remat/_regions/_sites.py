@@ -185,7 +185,7 @@ def _scan_context(unroll: int) -> Context:
 
 
 _MACHINERY = frozenset(
-    {"__call__", "core_fn", "fun_checkpoint", "wrapper", "wrapped", "inner"}
+    "__call__ core_fn fun_checkpoint wrapper wrapped inner split_scan".split()
 )
 """Names of functions that say nothing: what libraries wrap a body in."""
 

@@ -22,8 +22,10 @@ from remat._regions._make_regions import with_regions as with_regions
 from remat._regions._nnx import recorded
 from remat._regions._region import Region as Region
 from remat._regions._region import is_region as is_region
+from remat._regions._region import without_region
 from remat._regions._rewrite import Result, rewrite_equations
 from remat._regions._sites import survey_jaxpr
+from remat._regions._split_layers import split_layers
 from remat.policies import Policy
 
 
@@ -133,6 +135,8 @@ def with_policy(
     assignment = Assignment.of(policy)
     if regions is not None:
         fn = with_regions(fn, regions)
+    if assignment.is_by_layer:
+        fn = split_layers(fn, assignment.by_layer)
 
     def decide(regions: Sequence[Region], program: compat.AnyJaxpr) -> list[_Decision]:
         chosen = assignment.policies_of(regions or _hidden(program))
@@ -159,7 +163,7 @@ def _set_policy(
     if policy is None:
         return eqn
     if removes(policy):
-        return None
+        return without_region(eqn)
     if not policy.needs_binding:
         return eqn.replace(params={**eqn.params, "policy": policy})
     if region.in_rule:

@@ -153,7 +153,8 @@ class _Runner:
         def run_span(span: _Span, state: Any, low: Any) -> tuple[Any, Any]:
             return self.span(span, state, start + low, lengths[1:], offload)
 
-        return self.in_order([(s.n_steps, partial(run_span, s)) for s in spans], state)
+        parts = [(s.n_steps, partial(run_span, s)) for s in spans]
+        return in_order(parts, state, reverse=self.body.reverse)
 
     def span(
         self, span: _Span, state: Any, start: Any, lengths: Lengths, offload: bool
@@ -169,25 +170,13 @@ class _Runner:
                 return segment(n)(state, start + i * sum(span.sizes) + low)
 
             parts = [(n, partial(run_segment, n)) for n in span.sizes]
-            return self.in_order(parts, state)
+            return in_order(parts, state, reverse=self.body.reverse)
 
         if alone:
             return run_once(state, 0)
         at = jnp.arange(span.repeats, dtype=jnp.int32)
         state, ys = lax.scan(run_once, state, at, reverse=self.body.reverse)
         return state, jax.tree.map(lambda y: lax.collapse(y, 0, 2), ys)
-
-    def in_order(self, parts: Sequence[tuple[int, Run]], state: Any) -> tuple[Any, Any]:
-        """Run parts, each of so many steps, from the low end or from the high one."""
-        stacked: list[Any] = []
-        low, high = 0, sum(n for n, _ in parts)
-        for n, run in parts:
-            state, ys = run(state, high - n if self.body.reverse else low)
-            low, high = low + n, high - n
-            stacked.insert(0 if self.body.reverse else len(stacked), ys)
-        if len(stacked) == 1:
-            return state, stacked[0]
-        return state, jax.tree.map(lambda *ys: lax.concatenate(ys, 0), *stacked)
 
     def segment(
         self, n: int, *, lengths: Lengths, offload: bool, prevent_cse: bool
@@ -235,6 +224,21 @@ class _Runner:
         return jax.checkpoint(
             run_step, prevent_cse=_pin(prevent_cse), policy=self.nest.policy
         )
+
+
+def in_order(
+    parts: Sequence[tuple[int, Run]], state: Any, *, reverse: bool
+) -> tuple[Any, Any]:
+    """Run parts, each of so many steps, from the low end or from the high one."""
+    stacked: list[Any] = []
+    low, high = 0, sum(n for n, _ in parts)
+    for n, run in parts:
+        state, ys = run(state, high - n if reverse else low)
+        low, high = low + n, high - n
+        stacked.insert(0 if reverse else len(stacked), ys)
+    if len(stacked) == 1:
+        return state, stacked[0]
+    return state, jax.tree.map(lambda *ys: lax.concatenate(ys, 0), *stacked)
 
 
 def _pin(prevent_cse: bool) -> Any:

@@ -10,7 +10,7 @@ import jax.extend.core as jec
 import numpy as np
 
 from remat import _jax_compat as compat
-from remat._regions._boundary import is_boundary
+from remat._regions._boundary import is_segment
 from remat._regions._rewrite import rewrite_equations
 from remat._regions._sites import Site
 from remat._scan._rewrite import Choice, ScanOptions, ScanPolicy, segmented_equation
@@ -140,7 +140,7 @@ def _runs_segments(eqn: jec.JaxprEqn) -> bool:
 
 def _is_segment(eqn: jec.JaxprEqn) -> bool:
     is_checkpoint = eqn.primitive.name in compat.REGION_PRIMITIVES
-    return is_checkpoint and is_boundary(eqn.params["policy"])
+    return is_checkpoint and is_segment(eqn.params["policy"])
 
 
 def _largest_value(jaxpr: compat.AnyJaxpr) -> int:

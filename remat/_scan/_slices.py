@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jec
 import jax.numpy as jnp
-from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from remat import _jax_compat as compat
@@ -38,7 +37,7 @@ class Slice(NamedTuple):
     def read(self) -> Any:
         """The slice's value."""
         if self.shadow is None:
-            return _slice(self.array, self.i)
+            return compat.read_slice(self.array, self.i)
         return _read(self.array, self.shadow, self.i)
 
 
@@ -61,10 +60,6 @@ def _has_tangent(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
-def _slice(array: Any, i: Any) -> Any:
-    return lax.dynamic_index_in_dim(array, i, keepdims=False)
-
-
 @jax.custom_jvp
 def _constant(array: Any) -> Any:
     """The array, without its first tangent."""
@@ -83,15 +78,15 @@ _constant.defjvp(_constant_jvp, symbolic_zeros=True)
 def _read(array: Any, shadow: Any, i: Any) -> Any:
     """Slice `i` of `array`, whose first derivative is taken through `shadow`."""
     del shadow
-    return _slice(array, i)
+    return compat.read_slice(array, i)
 
 
 def _read_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     array, _, i = primals
     tangent = tangents[1]
     if isinstance(tangent, SymbolicZero):
-        return _slice(array, i), tangent
-    return _slice(array, i), _slice(tangent, i)
+        return compat.read_slice(array, i), tangent
+    return compat.read_slice(array, i), compat.plain_slice(tangent, i)
 
 
 _read.defjvp(_read_jvp, symbolic_zeros=True)
@@ -118,7 +113,8 @@ def evaluate_reading(closed: compat.ClosedJaxpr, inputs: Sequence[Any]) -> list[
     """Run a closed jaxpr on inputs some of which are slices.
 
     A slice that a region takes is read inside the region, which then keeps its
-    position and not its value.
+    position and not its value. No barrier is put before the array it is read from:
+    it may be all the weights of a model.
     """
     jaxpr = compat.open_jaxpr(closed)
     slices = {v for v, x in zip(jaxpr.invars, inputs, strict=True) if _is_slice(x)}
@@ -145,16 +141,23 @@ def _run_region(eqn: jec.JaxprEqn, env: dict[Any, Any]) -> Any:
     def region(*operands: Any) -> list[Any]:
         return compat.evaluate(body, list(map(_value, operands)))
 
+    region.__name__ = compat.function_name(inside) or "region"
+    given = [_lookup(env, atom) for atom in eqn.invars]
     prevent_cse = eqn.params["prevent_cse"]
-    if not isinstance(prevent_cse, bool):  # one for each operand, in 0.12
-        prevent_cse = any(prevent_cse)
+    if isinstance(prevent_cse, bool):
+        prevent_cse = [prevent_cse] * len(given)
+    barriers = [
+        on and not _is_slice(x) for on, x in zip(prevent_cse, given, strict=True)
+    ]
     checkpointed = jax.checkpoint(
-        region, prevent_cse=prevent_cse, policy=eqn.params["policy"]
+        region,
+        prevent_cse=tuple(barriers) if any(barriers) else False,
+        policy=eqn.params["policy"],
     )
     with contextlib.ExitStack() as stack:
         for scope in compat.scopes(eqn):
             stack.enter_context(jax.named_scope(scope))
-        return checkpointed(*(_lookup(env, atom) for atom in eqn.invars))
+        return checkpointed(*given)
 
 
 def _is_region(eqn: jec.JaxprEqn) -> bool:
