@@ -74,6 +74,14 @@ MeshAxes = Annotated[
         help="Devices to spread a preset over: fsdp=16, or fsdp=4,tensor=2.",
     ),
 ]
+RegionPatterns = Annotated[
+    str | None,
+    typer.Option(
+        "--regions",
+        metavar="scan|PATTERN,...",
+        help="Regions to make first: the layers of a scan, or modules (`Block_*`).",
+    ),
+]
 Optimizer = Annotated[
     bool,
     typer.Option(
@@ -105,6 +113,7 @@ def compare(
     seq: Seq = None,
     mesh: MeshAxes = None,
     budget: Budget = None,
+    regions: RegionPatterns = None,
     optimizer: Optimizer = True,
     exact: Annotated[
         bool, typer.Option("--exact", help="Compile every row in full (TPU).")
@@ -124,7 +133,7 @@ def compare(
         for path in (json, html):
             check_path(path)
         loaded = load(model, batch, seq, mesh, target)
-        settings = settings_of(loaded, optimizer, compiler_option)
+        settings = settings_of(loaded, optimizer, compiler_option, regions)
         with progress(debug) as say:
             result = remat.compare(
                 loaded.loss,
@@ -157,6 +166,7 @@ def fit(
     seq: Seq = None,
     mesh: MeshAxes = None,
     budget: Budget = None,
+    regions: RegionPatterns = None,
     optimizer: Optimizer = True,
     compiler_option: CompilerOptions = None,
     json: JsonFile = None,
@@ -172,7 +182,7 @@ def fit(
         if largest not in sizes:
             raise ValueError(f"--max takes batch or seq, but was given {largest!r}")
         loaded = load(model, batch, seq, mesh, target)
-        settings = settings_of(loaded, optimizer, compiler_option)
+        settings = settings_of(loaded, optimizer, compiler_option, regions)
 
         def build(size: int) -> tuple[Any, tuple[Any, ...]]:
             built = load(model, **{**sizes, largest: size}, mesh=mesh, target=target)
@@ -210,6 +220,7 @@ def plan(
     headroom: Annotated[
         str, typer.Option("--headroom", help="Share of the budget to leave free.")
     ] = "0%",
+    regions: RegionPatterns = None,
     optimizer: Optimizer = True,
     offload: Annotated[
         bool, typer.Option("--offload/--no-offload", help="Whether values may move.")
@@ -233,7 +244,7 @@ def plan(
         if output is not None and output.exists() and not overwrite:
             raise ValueError(f"{output} exists; pass --overwrite to replace it")
         loaded = load(model, batch, seq, mesh, target)
-        settings = settings_of(loaded, optimizer, compiler_option)
+        settings = settings_of(loaded, optimizer, compiler_option, regions)
         with progress(debug) as say:
             result = remat.plan(
                 loaded.loss,
@@ -305,6 +316,7 @@ def report(
     batch: Batch = None,
     seq: Seq = None,
     mesh: MeshAxes = None,
+    regions: RegionPatterns = None,
     optimizer: Optimizer = True,
     compiler_option: CompilerOptions = None,
     json: Annotated[
@@ -330,7 +342,7 @@ def report(
             from remat._explain._step import explain
 
             loaded = load(model, batch, seq, mesh, target)
-            settings = settings_of(loaded, optimizer, compiler_option)
+            settings = settings_of(loaded, optimizer, compiler_option, regions)
             with progress(debug) as say:
                 found = explain(
                     loaded.loss,

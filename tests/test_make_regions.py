@@ -350,3 +350,31 @@ def test_references():
     changed = remat.with_regions(loss, "layer")
     assert len(remat.find_regions(changed, WS[0], X)) == 1
     np.testing.assert_array_equal(changed(WS[0], X), loss(WS[0], X))
+
+
+# --- what takes `regions=`
+
+
+def test_lint_and_compare_see_the_regions():
+    wrong = remat.policies.save_names("mit")
+    found = remat.lint(scanned, wrong, WS, X, regions="scan")
+    assert "unemitted-name" in {finding.code for finding in found}
+    table = remat.compare(
+        scanned,
+        WS,
+        X,
+        policies=["save_dots", "first_layers(1, save_dots, rest=nothing)"],
+        regions="scan",
+        target="cpu",
+    )
+    assert [row.policy for row in table.rows][0] == "save_dots"
+    assert len(table.rows) == 2
+    assert table.options["regions"] == ["scan"]
+    assert table.rows[0].recompute_flops < table.rows[1].recompute_flops
+
+
+def test_explain_sees_the_regions():
+    found = remat.explain(
+        scanned, WS, X, policy="nothing", regions="scan", target="cpu"
+    )
+    assert found.report.recompute_flops > 0

@@ -115,7 +115,7 @@ def check_path(path: Path | None) -> None:
 
 
 def settings_of(
-    loaded: Any, optimizer: bool, options: list[str] | None
+    loaded: Any, optimizer: bool, options: list[str] | None, regions: str | None = None
 ) -> dict[str, Any]:
     """Keyword arguments for compare, fit and plan: the model's own, then the flags."""
     settings = dict(loaded.options)
@@ -125,6 +125,8 @@ def settings_of(
         settings.setdefault("optimizer", optax.adamw(1e-3))
     elif not optimizer:
         settings["optimizer"] = None
+    if regions is not None:
+        settings["regions"] = [part.strip() for part in regions.split(",")]
     settings["compiler_options"] = {
         **settings.get("compiler_options", {}),
         **dict(_key_value(option) for option in options or ()),

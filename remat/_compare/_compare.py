@@ -38,6 +38,7 @@ from remat._compare._measure import (
 from remat._compare._step import build_step
 from remat._compile._compile import CompileError
 from remat._plan._plan_file import Plan
+from remat._regions._make_regions import Wanted, checked_regions, made_first
 from remat._regions._with_policy import NoNamesFound, with_policy
 from remat._report._report import MemoryReport
 from remat._scan._segment_scans import segment_scans
@@ -86,6 +87,7 @@ def compare(
     optimizer: Any = None,
     step: Callable[..., Any] | None = None,
     budget: int | str | None = None,
+    regions: Wanted | None = None,
     exact: bool = False,
     has_aux: bool = False,
     argnums: int | Sequence[int] = 0,
@@ -110,6 +112,9 @@ def compare(
         optimizer: An optax optimizer whose update is part of the step.
         step: `step(loss)` returns the whole step, instead of the default one.
         budget: Device memory the step may use (`"12GiB"`); default the target's.
+        regions: Regions to make first, in code that has none: `"scan"`, a pattern of
+            module paths such as `"Block_*"`, or a list of these, as
+            `remat.with_regions` takes them.
         exact: Compile every row in full, also where a TPU probe would do.
         has_aux: As in `jax.value_and_grad`.
         argnums: As in `jax.value_and_grad`.
@@ -128,6 +133,8 @@ def compare(
             loss without regions.
     """
     device = _usable(target)
+    name = getattr(loss, "__qualname__", type(loss).__name__)
+    loss = made_first(loss, regions)
     probe = device.kind == "tpu" and not exact
     limit = parse_bytes(budget) if budget is not None else device.available_bytes
     setup = Setup(
@@ -152,7 +159,7 @@ def compare(
         rows = session.rows(probe)
     best = best_row(rows)
     return Comparison(
-        model=model or getattr(loss, "__qualname__", type(loss).__name__),
+        model=model or name,
         target=device,
         budget_bytes=limit,
         rows=tuple(rows),
@@ -164,6 +171,7 @@ def compare(
         options={
             "optimizer": optimizer is not None,
             "exact": exact,
+            "regions": None if regions is None else list(checked_regions(regions)),
             "compiler_options": dict(compiler_options or {}),
             **(options or {}),
         },

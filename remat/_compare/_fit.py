@@ -122,7 +122,7 @@ def fit(
         model: What is compiled, for the table.
         options: Further facts to record with the result.
         on_progress: Called with a line of text as the work goes on.
-        **settings: Further arguments of `compare` (`optimizer`, `has_aux`, ...).
+        **settings: Further arguments of `compare` (`optimizer`, `regions`, ...).
 
     Returns:
         The largest size per policy, with the figures at that size.
@@ -148,7 +148,9 @@ def fit(
         say(f"{policy}: trying {what} {n * multiple_of}")
         loss, args = build(n * multiple_of)
         setup = setup_options.setup(tuple(args))
-        prepared = prepare(with_policy(loss, policy), setup)
+        prepared = prepare(
+            with_policy(loss, policy, regions=settings.get("regions")), setup
+        )
         return compiled_report(prepared, setup, probe=probe).peak_bytes
 
     rows, skipped = [], []

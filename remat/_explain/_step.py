@@ -15,6 +15,7 @@ from remat._explain._explain import explain_report
 from remat._explain._proof import RegionProof, prove
 from remat._files import write_text
 from remat._finding import Finding
+from remat._regions._make_regions import Wanted, made_first
 from remat._regions._with_policy import with_policy
 from remat._report._diff import ReportDiff, diff
 from remat._report._read_dump import report_from_dump
@@ -107,6 +108,7 @@ def explain(
     policy: Any = None,
     against: Any = None,
     target: Target | str | None = None,
+    regions: Wanted | None = None,
     optimizer: Any = None,
     step: Callable[..., Any] | None = None,
     has_aux: bool = False,
@@ -123,6 +125,9 @@ def explain(
         policy: For all regions, or a mapping by region; None leaves each its own.
         against: A policy to compare with, above all `"none"`; it is compiled too.
         target: `"v5e"`, `"h100"`, ...; None for the attached default device.
+        regions: Regions to make first, in code that has none: `"scan"`, a pattern of
+            module paths such as `"Block_*"`, or a list of these, as
+            `remat.with_regions` takes them.
         optimizer: An optax optimizer whose update is part of the step.
         step: `step(loss)` returns the whole step, instead of the default one.
         has_aux: As in `jax.value_and_grad`.
@@ -151,6 +156,7 @@ def explain(
     device = find_target(target)
     if why := device.why_not():
         raise TargetError(why)
+    loss = made_first(loss, regions)
     setup = Setup(
         target=device,
         compiler_options=dict(compiler_options or {}),

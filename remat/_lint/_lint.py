@@ -17,6 +17,7 @@ from remat._lint._place import PLACE_PROGRAM_RULES, PLACE_RULES
 from remat._lint._policy import POLICY_PROGRAM_RULES, POLICY_RULES
 from remat._lint._program import Linted, Program, Traced
 from remat._lint._reruns import RERUN_RULES
+from remat._regions._make_regions import Wanted, made_first
 from remat._targets._target import Target
 from remat._targets._target import target as find_target
 
@@ -42,6 +43,7 @@ def lint(
     policy: Any,
     *args: Any,
     target: str | Target | None = None,
+    regions: Wanted | None = None,
     **kwargs: Any,
 ) -> tuple[Finding, ...]:
     """Find what a policy would silently not do in a program, and how to mend it.
@@ -56,6 +58,9 @@ def lint(
             them, and static values.
         target: Where it is to run, for what depends on that: a name, a `Target`, or
             None to leave that out.
+        regions: Regions to make first, in code that has none: `"scan"`, a pattern of
+            module paths such as `"Block_*"`, or a list of these, as
+            `remat.with_regions` takes them.
         **kwargs: Keyword arguments of `fn`.
 
     Returns:
@@ -78,6 +83,7 @@ def lint(
         ['unemitted-name', 'unmentioned-name']
     """
     where = None if target is None else find_target(target)
+    fn = made_first(fn, regions)
     return lint_program(Traced.of(fn, args, kwargs).under(policy, where))
 
 

@@ -21,6 +21,7 @@ from remat._regions._assign import Assignment, MissingNamesWarning, NoNamesFound
 from remat._regions._nnx import recorded
 from remat._regions._region import Region, is_region
 from remat._regions._sites import survey_jaxpr
+from remat._regions._split_layers import split_layers
 from remat._targets._target import Target
 from remat.policies import Policy, PolicyMap, as_policy, none
 
@@ -109,6 +110,8 @@ class Traced:
     """The regions that a policy can change."""
     differentiated: dict[int, Differentiated]
     """The known part of each region that was looked at, by the `id` of its jaxpr."""
+    call: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
+    """The function and what it was traced with."""
 
     @staticmethod
     def of(
@@ -122,11 +125,23 @@ class Traced:
             jaxpr=compat.open_jaxpr(closed),
             regions=tuple(site for site in sites if site.reachable),
             differentiated={},
+            call=(fn, args, kwargs),
         )
 
     def under(self, policy: Any, target: Target | None = None) -> Program:
         """The program under a policy; None: each region its own."""
         wanted = None if policy is None else as_policy(policy)
+        if wanted is not None and "layer" in wanted.needs:
+            return self._split(wanted)._under(wanted, target)
+        return self._under(wanted, target)
+
+    def _split(self, wanted: Policy) -> "Traced":
+        """The same function, the scans of which are split by layer."""
+        fn, args, kwargs = self.call
+        by_layer = Assignment.of(wanted).by_layer
+        return Traced.of(split_layers(fn, by_layer), args, kwargs)
+
+    def _under(self, wanted: Policy | None, target: Target | None) -> Program:
         unread: dict[str, str] = {}
         return Program(
             jaxpr=self.jaxpr,

@@ -70,6 +70,11 @@ def with_regions(fn: Callable[..., Any], regions: Wanted) -> Callable[..., Any]:
     return _with_scan_regions(fn) if SCAN in wanted else fn
 
 
+def made_first(fn: Callable[..., Any], regions: Wanted | None) -> Callable[..., Any]:
+    """The function with regions made as `regions=` asks, if it does."""
+    return fn if regions is None else with_regions(fn, regions)
+
+
 def checked_regions(regions: Wanted) -> tuple[str, ...]:
     """What `regions=` asks for, as a tuple.
 
