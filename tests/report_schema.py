@@ -18,6 +18,7 @@ from typing import Any
 
 from remat._compile._compile import XlaStats
 from remat._cost._cost import Cost
+from remat._explain._fitting import Fitting
 from remat._explain._proof import RegionProof
 from remat._finding import Finding
 from remat._report._buffer import CATEGORIES, PHASES, Buffer
@@ -32,7 +33,7 @@ SCHEMA_FILE = ROOT / "remat" / "_report" / "report.schema.json"
 PAGE = ROOT / "docs" / "report_schema.md"
 CLASSES = (
     *(MemoryReport, Buffer, TimelinePoint, Recomputed, Cost, XlaStats),
-    *(Finding, Expected, ExpectedRegion, RegionProof, Change),
+    *(Finding, Expected, ExpectedRegion, RegionProof, Fitting, Change),
 )
 _JSON = {int: "integer", float: "number", str: "string", bool: "boolean"}
 _VALUES = {
@@ -59,6 +60,7 @@ def schema() -> dict[str, Any]:
             _nullable(_ref(Expected)), "What the traced step asks for."
         ),
         "proof": _described(_list(RegionProof), "Recompute asked for and compiled."),
+        "tried": _described(_list(Fitting), "Policies tried where it does not fit."),
         "diff": _described(_nullable({"$ref": "#/$defs/ReportDiff"}), "What changed."),
     }
     definitions = {one.__name__: _object(one) for one in CLASSES[1:]}

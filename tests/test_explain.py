@@ -385,6 +385,54 @@ def test_layers_whose_residuals_rule_are_nothing_to_remark():
 # A step, compiled and explained
 
 
+def test_a_step_that_does_not_fit_is_explained_with_what_would():
+    n_layers, width, batch, seq = 24, 2048, 8, 2048
+
+    def block(x, p):
+        x = jnp.tanh(x)
+        with jax.named_scope("attention"):
+            qkv = (x @ p["qkv"]).reshape(batch, seq, 16, 3 * width // 16)
+            q, k, v = jnp.split(qkv, 3, -1)
+            scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+            x += jnp.einsum("bhqk,bkhd->bqhd", scores, v).reshape(x.shape) @ p["out"]
+        with jax.named_scope("mlp"):
+            return x + jax.nn.gelu(x @ p["wi"]) @ p["wo"]
+
+    def loss(params, x):
+        body = jax.checkpoint(block)
+        x, _ = jax.lax.scan(lambda x, p: (body(x, p), None), x, params)
+        return (x.astype(jnp.float32) ** 2).mean()
+
+    def layers(*dimensions):
+        return shape(n_layers, *dimensions, dtype=jnp.bfloat16)
+
+    params = {
+        "qkv": layers(width, 3 * width),
+        "out": layers(width, width),
+        "wi": layers(width, 4 * width),
+        "wo": layers(4 * width, width),
+    }
+    found = remat.explain(
+        loss,
+        *(params, shape(batch, seq, width, dtype=jnp.bfloat16)),
+        policy="save_dots",
+        target="v5e",
+        optimizer=optax.adamw(1e-3),
+    )
+    assert not found.report.fits
+    told = found.findings[0]
+    assert (told.code, told.severity) == ("does-not-fit", "error")
+    assert "of 15.75 GiB usable: residuals" in told.message
+    by_name = {one.policy: one for one in found.tried or ()}
+    assert not by_name["save_dots"].fits and by_name["nothing"].fits
+    assert "nothing (at least" in told.fix and "save_dots (" not in told.fix
+    assert by_name["offload_dots"].host_bytes > 2**30
+    # The failed compile left every buffer: residuals have their module and shape.
+    kept = [b for b in found.report.buffers if b.category == "residuals"]
+    assert {b.module_path for b in kept} >= {"attention", "mlp"}
+    assert kept[0].n_stacked == n_layers
+
+
 def test_explain_holds_a_policy_against_another(tmp_path):
     args = [shape(64, 64)] * 3, shape(1024, 64)
     found = remat.explain(

@@ -12,11 +12,12 @@ from typing import Any
 from remat._compare._measure import Setup, compiled_report, prepare
 from remat._compare._step import build_step
 from remat._explain._explain import explain_report
+from remat._explain._fitting import Fitting, does_not_fit, policies_that_fit
 from remat._explain._proof import RegionProof, prove
 from remat._files import write_text
 from remat._finding import Finding
 from remat._regions._make_regions import Wanted, made_first
-from remat._regions._with_policy import with_policy
+from remat._regions._with_policy import RegionError, with_policy
 from remat._report._diff import ReportDiff, diff
 from remat._report._read_dump import report_from_dump
 from remat._report._recomputed import Expected, expected_recompute
@@ -38,6 +39,8 @@ class Explanation:
     """What the traced step asks to be computed again; None where only a dump is."""
     findings: tuple[Finding, ...]
     """What is remarkable, the worst first."""
+    tried: tuple[Fitting, ...] | None = None
+    """Where the step does not fit a TPU: named policies, and whether they would."""
 
     @property
     def proof(self) -> tuple[RegionProof, ...]:
@@ -57,6 +60,7 @@ class Explanation:
             "findings": [dataclasses.asdict(finding) for finding in self.findings],
             "expected": dataclasses.asdict(self.expected) if self.expected else None,
             "proof": [dataclasses.asdict(one) for one in self.proof],
+            "tried": [dataclasses.asdict(one) for one in self.tried or ()],
             "diff": change.to_dict() if change else None,
         }
 
@@ -137,8 +141,10 @@ def explain(
         **kwargs: Keyword arguments of the loss.
 
     Returns:
-        The report with findings: a recompute that XLA removed, a peak that did not
-        fall, a negative saving, and what else than residuals rules the peak.
+        The report with findings: for a step that does not fit, what it needs and
+        which named policies would fit (TPU); a recompute that XLA removed, a peak
+        that did not fall, a negative saving, and what else than residuals rules the
+        peak.
 
     Raises:
         ValueError: For an unknown policy or target, or a loss without regions where a
@@ -175,7 +181,12 @@ def explain(
     base = _compiled(loss, against, setup, say)[0] if against is not None else None
     without = base if against is not None and as_policy(against) == none else None
     findings = explain_report(report, expected=expected, base=without)
-    return Explanation(report=report, base=base, expected=expected, findings=findings)
+    tried = None if report.fits else _tried(loss, setup, say)
+    if not report.fits:
+        findings = (does_not_fit(report, tried), *findings)
+    return Explanation(
+        report=report, base=base, expected=expected, findings=findings, tried=tried
+    )
 
 
 def explain_dump(
@@ -200,12 +211,22 @@ def explain_dump(
     """
     report = report_from_dump(path, target=target)
     base = None if against is None else report_from_dump(against, target=target)
-    return Explanation(
-        report=report,
-        base=base,
-        expected=None,
-        findings=explain_report(report),
-    )
+    findings = explain_report(report)
+    if not report.fits:
+        findings = (does_not_fit(report), *findings)
+    return Explanation(report=report, base=base, expected=None, findings=findings)
+
+
+def _tried(
+    loss: Callable[..., Any], setup: Setup, say: Callable[[str], None]
+) -> tuple[Fitting, ...] | None:
+    """What named policies would need, where a probe tells it in no time."""
+    if setup.target.kind != "tpu":
+        return None
+    try:
+        return policies_that_fit(loss, setup, say)
+    except RegionError:  # there is none that could have a policy
+        return ()
 
 
 def _compiled(
