@@ -1,15 +1,18 @@
 """Compiled memory of a scan's gradient against its length, on an absent target.
 
-    python -m tests.benchmarks.scan_scaling [--target h100] [--plot scaling.html]
+    python -m tests.benchmarks scan_scaling [--target h100] [--plot scaling.html]
 
 Prints the peak (arguments, outputs and temporaries) of the gradient of N steps for
 `lax.scan`, `lax.scan` over a region, and `remat.scan` with two levels, three levels
 and `max_saved=40`, each with the exponent fitted to its growth, and the extra forward
-passes, counted from the jaxpr.
+passes, counted from the jaxpr. Writes the same to
+`tests/benchmarks/results/scan_scaling.json`, by target.
 """
 
 import argparse
 import functools
+import json
+from pathlib import Path
 
 import jax
 import jax.extend.core as jec
@@ -21,6 +24,7 @@ import remat
 from remat._scan._segments import balanced
 from remat._targets._target import quiet_environment
 
+RESULTS = Path(__file__).parent / "results" / "scan_scaling.json"
 WIDTH = 2**16  # floats in the carry: 256 KiB
 LENGTHS = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
 X = jax.ShapeDtypeStruct((WIDTH,), jnp.float32)
@@ -68,9 +72,9 @@ def _sines(jaxpr, times=1):
     return total
 
 
-def exponent(peaks):
+def exponent(peaks, lengths=LENGTHS):
     """The power of N by which peaks grow, fitted over all lengths."""
-    return float(np.polyfit(np.log(LENGTHS), np.log(peaks), 1)[0])
+    return float(np.polyfit(np.log(lengths), np.log(peaks), 1)[0])
 
 
 def print_table(peaks, target):
@@ -85,6 +89,20 @@ def print_table(peaks, target):
     print("| exponent | " + " | ".join(cells) + " |")
     cells = (f"{extra_forwards(way, LENGTHS[-1]):.2f}" for way in WAYS)
     print(f"| extra forwards at N={LENGTHS[-1]:,} | " + " | ".join(cells) + " |")
+
+
+def write(peaks, target):
+    """Keeps the figures, beside those of other targets."""
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    known[target] = {
+        "lengths": LENGTHS,
+        "carry_bytes": WIDTH * 4,
+        "peak_bytes": peaks,
+        "exponent": {way: round(exponent(peaks[way]), 3) for way in WAYS},
+        "extra_forwards": {way: extra_forwards(way, LENGTHS[-1]) for way in WAYS},
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def plot(peaks, path):
@@ -107,6 +125,7 @@ def main():
     args = parser.parse_args()
     peaks = {way: [peak_bytes(way, n, args.target) for n in LENGTHS] for way in WAYS}
     print_table(peaks, args.target)
+    write(peaks, args.target)
     if args.plot:
         plot(peaks, args.plot)
 
