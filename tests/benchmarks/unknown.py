@@ -64,9 +64,8 @@ def main():
     parser.add_argument("--policies", default="nothing,save_dots")
     given = parser.parse_args()
     rows = json.loads(FILE.read_text()) if FILE.exists() else {}
-    print(
-        "| model | policy | target | unknown | residuals named |\n|---|---|---|---:|---:|"
-    )
+    print("| model | policy | target | unknown | residuals named |")
+    print("|---|---|---|---:|---:|", flush=True)
     for model in given.models.split(","):
         for policy in given.policies.split(","):
             for target in given.targets.split(","):
