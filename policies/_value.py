@@ -48,7 +48,7 @@ class Value:
     in_avals: tuple[Any, ...] = ()
     """Abstract values of the operands."""
     out_avals: tuple[Any, ...] | None = None
-    """Abstract values of the results."""
+    """Abstract value of this result."""
     name: str | None = None
     """Checkpoint name this equation gives (`checkpoint_name`)."""
     aliases: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Value:
 
     @property
     def bytes(self) -> int | None:
-        """Bytes of the results together; None where they are not known."""
+        """Bytes of the value; None where its type is not known."""
         if self.out_avals is None:
             return None
         arrays = [aval for aval in self.out_avals if isinstance(aval, ShapedArray)]

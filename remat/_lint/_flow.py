@@ -65,12 +65,16 @@ class Differentiated:
         decisions = _decisions(self.flow, self.known, policy)
         rerun = _rerun(self.flow, self.makers, self.required, decisions)
         again = (value for p in rerun for value in self.flow.equations[p].operands)
+        known = {f.name: getattr(self, f.name) for f in _KNOWN}
         return RegionFlow(
-            **{f.name: getattr(self, f.name) for f in dataclasses.fields(self)},
+            **known,
             decisions=decisions,
             rerun=rerun,
             needed=self.required.union(again),
         )
+
+
+_KNOWN = dataclasses.fields(Differentiated)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

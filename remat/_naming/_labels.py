@@ -1,6 +1,7 @@
 """What an intermediate value of a region is, in words that a person understands."""
 
 import dataclasses
+from typing import Any
 
 import jax.extend.core as jec
 
@@ -43,6 +44,8 @@ class NamedValue:
 
     label: Label
     eqn: jec.JaxprEqn
+    aval: Any
+    """Type of the value, one of the results of `eqn`."""
     aliases: tuple[str, ...]
     """Checkpoint names that the model's code gives it."""
     ordinal: int

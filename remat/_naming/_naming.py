@@ -183,7 +183,7 @@ def _decider(
             primitive=label.primitive,
             params=eqn.params,
             in_avals=tuple(atom.aval for atom in eqn.invars),
-            out_avals=tuple(var.aval for var in eqn.outvars),
+            out_avals=(named.aval,),
             name=label.checkpoint_name if label.primitive == "name" else None,
             aliases=named.aliases,
             module_path=label.module_path,

@@ -195,7 +195,9 @@ class NameWalk:
             source=compat.source_line(eqn),
             times=place.times,
         )
-        return NamedValue(label=label, eqn=eqn, aliases=aliases, ordinal=ordinal)
+        return NamedValue(
+            label=label, eqn=eqn, aval=aval, aliases=aliases, ordinal=ordinal
+        )
 
 
 def is_nameable(var: Any) -> bool:
