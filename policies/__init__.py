@@ -104,7 +104,11 @@ from remat.policies._axlearn import axlearn_qkv_proj as axlearn_qkv_proj
 from remat.policies._megatron import megatron_block as megatron_block
 from remat.policies._megatron import megatron_core_attn as megatron_core_attn
 from remat.policies._megatron import megatron_full as megatron_full
+from remat.policies._megatron import megatron_gdn_norm_out as megatron_gdn_norm_out
+from remat.policies._megatron import megatron_gdp_in_proj as megatron_gdp_in_proj
+from remat.policies._megatron import megatron_gdp_qkv as megatron_gdp_qkv
 from remat.policies._megatron import megatron_layernorm as megatron_layernorm
+from remat.policies._megatron import megatron_mhc as megatron_mhc
 from remat.policies._megatron import megatron_mla_up_proj as megatron_mla_up_proj
 from remat.policies._megatron import megatron_mlp as megatron_mlp
 from remat.policies._megatron import megatron_moe as megatron_moe

@@ -3,8 +3,9 @@
 Megatron names the modules whose activations are recomputed; the rest of the layer
 is saved ("selective"). Here a module is known by its path, so these need binding.
 The patterns cover what Linen, NNX and MaxText models call such modules. From
-`recompute_modules` of `megatron/core/transformer/transformer_config.py`; paper:
-Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models.
+`recompute_modules` of `megatron/core/transformer/transformer_config.py`, at commit
+d98e8a6; paper: Korthikanti et al., Reducing Activation Recomputation in Large
+Transformer Models.
 """
 
 from remat.policies._by_kind import discrete, elementwise
@@ -23,6 +24,8 @@ from remat.policies._tensors import CHOICES
 
 _SOURCE = "Megatron-LM"
 _MOE = in_module("*moe*", "*experts*", "*mixture*")
+_DELTA_NET = in_module("*gdn*", "*delta_net*", "*deltanet*")
+_DELTA_PRODUCT = in_module("*gdp*", "*delta_product*", "*deltaproduct*")
 
 MODULES: dict[str, Selector] = {
     # A pattern, since the output of attention need not have a name.
@@ -33,6 +36,10 @@ MODULES: dict[str, Selector] = {
     "moe": _MOE,
     "moe_act": _MOE & elementwise(),
     "shared_experts": in_module("*shared_expert*"),
+    "gdn_norm_out": in_module("*norm*") & _DELTA_NET,
+    "gdp_in_proj": in_module("in_proj*") & _DELTA_PRODUCT,
+    "gdp_qkv": in_module("*conv*", "*qkv*") & _DELTA_PRODUCT,
+    "mhc": in_module("*mhc*", "*hyper_connection*", "*hyperconnection*"),
 }
 """The values of each module, in Megatron's terms."""
 
@@ -42,8 +49,9 @@ def megatron_selective(*modules: str) -> Policy:
     """Recompute the activations of some modules, save all others.
 
     Args:
-        *modules: Of `core_attn`, `layernorm`, `mla_up_proj`, `mlp`, `moe`, `moe_act`
-            and `shared_experts`; none means `core_attn`, as in Megatron.
+        *modules: Of `core_attn`, `layernorm`, `mla_up_proj`, `mlp`, `moe`,
+            `moe_act`, `shared_experts`, `gdn_norm_out`, `gdp_in_proj`, `gdp_qkv` and
+            `mhc`; none means `core_attn`, as in Megatron.
 
     Returns:
         The policy; discrete choices are saved in every module. It needs binding.
@@ -182,5 +190,17 @@ megatron_moe_act = _row(
 megatron_shared_experts = _row(
     "shared_experts", "everything but the shared experts",
     "a mixture of experts with shared ones")
+megatron_gdn_norm_out = _row(
+    "gdn_norm_out", "everything but the output norm of gated delta nets",
+    "a hybrid model with linear attention, whose gated output is large")
+megatron_gdp_in_proj = _row(
+    "gdp_in_proj", "everything but the input projection of gated delta products",
+    "a hybrid model with linear attention, whose projection is its widest value")
+megatron_gdp_qkv = _row(
+    "gdp_qkv", "everything but convolution, query, key and value of delta products",
+    "a hybrid model with linear attention; convolutions are cheap")
+megatron_mhc = _row(
+    "mhc", "everything but the hyper-connections between layers",
+    "several residual streams, mixed by cheap products")
 # fmt: on
 megatron_full = same("megatron_full", nothing, _SOURCE)

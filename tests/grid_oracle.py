@@ -13,7 +13,6 @@ from remat._lint._program import Linted
 from remat._naming._op_name import modules
 from remat.policies import Decision, Value, kind_of
 
-
 COUNTED = ("dot_general", "conv_general_dilated", "pallas_call")
 
 

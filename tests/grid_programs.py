@@ -127,7 +127,7 @@ def plain_jax(dtype):
 
 
 def experts(params, x):
-    """The router takes one of two experts for each token; their products are batched."""
+    """The router takes one of two experts a token; their products are batched."""
     with jax.named_scope("moe"):
         gates, chosen = jax.lax.top_k(jax.nn.softmax(x @ params["router"]), 1)
         gates = checkpoint_name(gates, "gate_weights")

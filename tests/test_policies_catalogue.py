@@ -187,11 +187,28 @@ def test_axlearn_knows_the_kernel_that_emits_no_name():
         ("mla_up_proj", "h_0/mlp/up_proj", "dot_general", Decision.SAVE),
         ("shared_experts", "h_0/shared_experts/wi", "exp", Decision.RECOMPUTE),
         ("shared_experts", "h_0/moe/wi", "exp", Decision.SAVE),
+        ("gdn_norm_out", "h_0/gated_delta_net/out_norm", "mul", Decision.RECOMPUTE),
+        ("gdn_norm_out", "h_0/gated_delta_net", "mul", Decision.SAVE),
+        ("gdn_norm_out", "h_0/attention/out_norm", "mul", Decision.SAVE),
+        ("gdp_in_proj", "h_0/gdp/in_proj", "dot_general", Decision.RECOMPUTE),
+        ("gdp_in_proj", "h_0/attn/in_proj", "dot_general", Decision.SAVE),
+        ("gdp_qkv", "h_0/gated_delta_product/conv1d", "mul", Decision.RECOMPUTE),
+        ("gdp_qkv", "h_0/gated_delta_product/in_proj", "mul", Decision.SAVE),
+        ("mhc", "h_0/hyper_connection", "dot_general", Decision.RECOMPUTE),
+        ("mhc", "h_0/mlp", "dot_general", Decision.SAVE),
     ],
 )
 def test_megatron_modules(name, module_path, primitive, expected):
     value = Value(primitive=primitive, module_path=module_path, params={"num_keys": 1})
     assert policies.get(f"megatron_{name}").decide(value) is expected
+
+
+def test_megatron_has_eleven_modules():
+    # megatron/core/transformer/transformer_config.py, allowed_modules.
+    allowed = "core_attn moe_act layernorm mla_up_proj mlp moe shared_experts "
+    allowed += "gdn_norm_out gdp_in_proj gdp_qkv mhc"
+    for module in allowed.split():
+        assert policies.get(f"megatron_{module}") == policies.megatron_selective(module)
 
 
 def test_megatron_core_attention_keeps_its_output():

@@ -462,3 +462,25 @@ def test_module_rules_work_on_models_without_names():
 
     region = remat.with_policy(jax.checkpoint(fn), "megatron_core_attn")
     assert saved_residuals(region, jnp.ones(3)) != []
+
+
+# Case: an operation of several results, each of a size of its own.
+
+
+def test_a_size_is_that_of_one_result_and_not_of_all_its_equation_makes():
+    def fn(x):
+        values, places = jax.lax.top_k(jnp.sin(x), 3)  # 3 x 4 bytes each, 24 together
+        return jnp.sin(values) @ jnp.sin(x[places])
+
+    def kept(policy):
+        region = remat.with_policy(jax.checkpoint(fn), policy)
+        found = remat.residuals(region, jnp.ones(5))
+        return sorted((r.dtype, r.bytes) for r in found if r.primitive == "top_k")
+
+    of_top_k = policies.primitive("top_k")
+    both = [("float32", 12), ("int32", 12)]
+    for size, expected in ((11, both), (12, []), (23, [])):
+        chosen = policies.save(of_top_k & policies.larger_than(size))
+        assert kept(chosen) == expected
+    assert kept(policies.save(of_top_k & policies.dtype("int32"))) == both[1:]
+    assert kept(policies.keras_larger_than(12) & policies.save(of_top_k)) == both
