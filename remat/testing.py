@@ -327,7 +327,7 @@ def _counts(
 
 
 def _count(jaxpr: Any, times: int, counts: collections.Counter[str]) -> None:
-    for eqn in jaxpr.eqns:
+    for eqn in _live(jaxpr):
         counts[eqn.primitive.name] += times
         if eqn.primitive.name in _KERNELS:
             continue  # one operation, whatever its program is
@@ -337,3 +337,14 @@ def _count(jaxpr: Any, times: int, counts: collections.Counter[str]) -> None:
         for sub in inside:
             n = times * eqn.params.get("length", 1)
             _count(compat.open_jaxpr(sub), n, counts)
+
+
+def _live(jaxpr: Any) -> list[Any]:
+    """The equations whose results are used; compilers drop the others."""
+    used = {id(atom) for atom in jaxpr.outvars}
+    live = []
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.effects or any(id(var) in used for var in eqn.outvars):
+            live.append(eqn)
+            used.update(id(atom) for atom in eqn.invars)
+    return live
