@@ -24,6 +24,7 @@ from remat._finding import Finding
 from remat._report._buffer import CATEGORIES, PHASES, Buffer
 from remat._report._diff import SCHEMA as DIFF_SCHEMA
 from remat._report._diff import Change, ReportDiff
+from remat._report._offloaded import Offload
 from remat._report._recomputed import Expected, ExpectedRegion, Recomputed
 from remat._report._report import SCHEMA, MemoryReport
 from remat._report._timeline import TimelinePoint
@@ -33,7 +34,7 @@ SCHEMA_FILE = ROOT / "remat" / "_report" / "report.schema.json"
 PAGE = ROOT / "docs" / "report_schema.md"
 CLASSES = (
     *(MemoryReport, Buffer, TimelinePoint, Recomputed, Cost, XlaStats),
-    *(Finding, Expected, ExpectedRegion, RegionProof, Fitting, Change),
+    *(Finding, Expected, ExpectedRegion, Offload, RegionProof, Fitting, Change),
 )
 _JSON = {int: "integer", float: "number", str: "string", bool: "boolean"}
 _VALUES = {

@@ -18,6 +18,8 @@ RULES = 0.25
 """Share of the peak from which one thing rules it."""
 HELD = 0.6
 """Share of the peak from which arguments and gradients rule it."""
+PADDING = 0.05
+"""Share of the peak from which padding is worth a word."""
 ONE_KIND = 0.5
 """Share of the residuals from which one kind of value rules them."""
 _MOST_ALIKE = 4
@@ -44,6 +46,7 @@ def dominant(report: MemoryReport) -> tuple[Finding, ...]:
         _stacked_parameters,
         _held,
         _one_kind_of_residual,
+        _padding,
     )
     return tuple(f for rule in rules for f in rule(buffers, live))
 
@@ -204,6 +207,27 @@ def _one_kind_of_residual(buffers: list[Buffer], live: int) -> Iterator[Finding]
             "A policy that recomputes it and saves the rest, by name or by module, "
             "gives most of the saving for little recompute."
         ),
+    )
+
+
+def _padding(buffers: list[Buffer], live: int) -> Iterator[Finding]:
+    """Arrays that the target's tiles make more than twice as large (TPU)."""
+    padded = [one for one in buffers if one.bytes > 2 * max(1, one.unpadded_bytes)]
+    waste = _bytes(padded) - sum(one.unpadded_bytes for one in padded)
+    if waste < PADDING * live:
+        return
+    largest = max(padded, key=lambda one: one.bytes - one.unpadded_bytes)
+    yield Finding(
+        code="padded",
+        severity="warning",
+        where=largest.module_path or "",
+        source=largest.source,
+        message=(
+            f"Padding to the target's tiles takes {_share(waste, live)}: "
+            f"{_value(largest)} is {format_bytes(largest.bytes)} for "
+            f"{format_bytes(largest.unpadded_bytes)} of values."
+        ),
+        fix="Make its last dimension a multiple of 128, or put a larger one last.",
     )
 
 

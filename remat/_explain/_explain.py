@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from remat._explain._dominant import dominant
+from remat._explain._offload import offload_findings
 from remat._explain._proof import RegionProof, prove
 from remat._finding import Finding
 from remat._report._diff import Change, diff
@@ -46,6 +47,8 @@ def explain_report(
     """
     undone = list(_undone(prove(report, expected))) if expected else []
     found = [*undone]
+    if expected is not None:
+        found += offload_findings(report, expected.offloads)
     if base is not None:
         found += _against(report, expected, base, bool(undone))
     found += dominant(report)

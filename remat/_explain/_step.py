@@ -11,8 +11,10 @@ from typing import Any
 
 from remat._compare._measure import Setup, compiled_report, prepare
 from remat._compare._step import build_step
+from remat._compile._compile import CompileError
 from remat._explain._explain import explain_report
 from remat._explain._fitting import Fitting, does_not_fit, policies_that_fit
+from remat._explain._offload import nested_offloads
 from remat._explain._proof import RegionProof, prove
 from remat._files import write_text
 from remat._finding import Finding
@@ -147,6 +149,7 @@ def explain(
         peak.
 
     Raises:
+        CompileError: XLA failed for another reason than memory.
         ValueError: For an unknown policy or target, or a loss without regions where a
             policy is given.
 
@@ -239,7 +242,13 @@ def _compiled(
     prepared = prepare(
         loss, setup, on_trace=lambda jaxpr: found.append(expected_recompute(jaxpr))
     )
-    report = compiled_report(
-        prepared, setup, on_compile=lambda: say(f"compiling {policy or 'the step'}")
-    )
+    try:
+        report = compiled_report(
+            prepared, setup, on_compile=lambda: say(f"compiling {policy or 'the step'}")
+        )
+    except CompileError as error:
+        if where := nested_offloads(found[0].offloads):
+            what = f"a scan inside a scan offloads {where}. {error}"
+            raise CompileError(what) from None
+        raise
     return report, found[0]

@@ -19,6 +19,7 @@ from remat._hlo._module import Module
 from remat._jax_compat import REGION_PRIMITIVES, open_jaxpr, source_line, subjaxprs
 from remat._naming._op_name import parse_op_name
 from remat._report._lines import lines_of
+from remat._report._offloaded import Offload, expected_offload
 
 _SCOPE = "rematted_computation"
 _OWN_CALLERS = ("_step.py", "_explain_step.py", "_compare.py")
@@ -68,6 +69,8 @@ class Expected:
     """Regions that the step differentiates, those at one place together."""
     matmul_flops: float
     """FLOPs of all matrix products of the step."""
+    offloads: tuple[Offload, ...] = ()
+    """Values that it moves to host memory."""
 
     @property
     def recompute_matmul_flops(self) -> float:
@@ -100,6 +103,7 @@ def expected_recompute(closed_jaxpr: Any) -> Expected:
     return Expected(
         regions=tuple(places.values()),
         matmul_flops=jaxpr_cost(closed_jaxpr).matmul_flops,
+        offloads=expected_offload(closed_jaxpr),
     )
 
 

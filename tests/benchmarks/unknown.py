@@ -20,7 +20,7 @@ from remat._hlo._spaces import DEVICE, HOST
 
 FILE = Path(__file__).parent / "results" / "unknown.json"
 MODELS = ("gpt2-tiny", "llama-tiny", "mixtral-tiny", "vit-tiny")
-TARGETS = ("v5e", "v5p", "v6e", "a100", "h100", "b200")
+TARGETS = ("v5e", "v5p", "v6e", "a100-80gb", "h100", "b200")
 
 
 def report_of(model, target, policy="nothing", **options):
