@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import jax.extend.core as jec
 
 from remat import _jax_compat as compat
+from remat._cost._jaxpr import equation_cost as counted_cost
 
 _FREE = frozenset(
     "name reshape squeeze expand_dims broadcast_in_dim iota stop_gradient copy_p "
@@ -70,17 +71,18 @@ class EquationCost:
 
 
 def equation_cost(eqn: jec.JaxprEqn) -> EquationCost:
-    """FLOPs and bytes of one run of an equation, programs inside it included."""
-    name = eqn.primitive.name
+    """FLOPs and bytes of one run of an equation, programs inside it included.
+
+    FLOPs are counted as in `jaxpr_cost`, by which a plan's recompute is judged.
+    """
     n_bytes = float(sum(map(_bytes, (*eqn.invars, *eqn.outvars))))
-    product = _product_flops(eqn)
-    if product is not None:
-        return EquationCost(flops=product, matmul_flops=product, bytes=n_bytes)
     inside = _inside_cost(eqn)
     if inside is not None:
         return dataclasses.replace(inside, bytes=max(n_bytes, inside.bytes))
-    flops = 0.0 if name in _FREE or name in _MOVES else _elementwise_flops(eqn)
-    return EquationCost(flops=flops, matmul_flops=0.0, bytes=n_bytes)
+    counted = counted_cost(eqn)
+    return EquationCost(
+        flops=counted.flops, matmul_flops=counted.matmul_flops, bytes=n_bytes
+    )
 
 
 def equation_seconds(eqn: jec.JaxprEqn, rates: Rates) -> float:
@@ -105,23 +107,6 @@ def _peak(eqn: jec.JaxprEqn, rates: Rates) -> float:
     avals: list[Any] = [atom.aval for atom in eqn.invars if _is_array(atom)]
     widths = [aval.dtype.itemsize for aval in avals]
     return rates.flops_fp32 if min(widths, default=4) >= 4 else rates.flops_bf16
-
-
-def _product_flops(eqn: jec.JaxprEqn) -> float | None:
-    """FLOPs of a matrix product or convolution; None for everything else."""
-    name, params = eqn.primitive.name, eqn.params
-    if name == "dot_general":
-        (contracted, _), _ = params["dimension_numbers"]
-        shape = _shape(eqn.invars[0])
-        return 2.0 * _size(eqn.outvars[0]) * math.prod(shape[i] for i in contracted)
-    if name == "conv_general_dilated":
-        kernel = _shape(eqn.invars[1])
-        out_channels = kernel[params["dimension_numbers"].rhs_spec[0]]
-        return 2.0 * _size(eqn.outvars[0]) * math.prod(kernel) / out_channels
-    if name in ("ragged_dot", "ragged_dot_general"):
-        # Every row meets one expert's matrix: the last axis of the left operand.
-        return 2.0 * _size(eqn.outvars[0]) * _shape(eqn.invars[0])[-1]
-    return None
 
 
 def _inside_cost(eqn: jec.JaxprEqn) -> EquationCost | None:
@@ -155,23 +140,8 @@ def _sum(costs: Any) -> EquationCost:
     )
 
 
-def _elementwise_flops(eqn: jec.JaxprEqn) -> float:
-    name = eqn.primitive.name
-    counted = eqn.invars if name.startswith(("reduce", "arg", "cum")) else eqn.outvars
-    sizes = [_size(atom) for atom in counted if _is_array(atom)]
-    return float(max(sizes, default=0))
-
-
 def _is_array(atom: Any) -> bool:
     return hasattr(atom.aval, "shape") and hasattr(atom.aval, "dtype")
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return tuple(atom.aval.shape)
-
-
-def _size(atom: Any) -> int:
-    return math.prod(atom.aval.shape)
 
 
 def _bytes(atom: Any) -> int:

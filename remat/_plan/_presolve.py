@@ -2,7 +2,7 @@
 
 Each step keeps the least price at every budget:
 
-- what needs nothing and costs nothing is always there;
+- what needs nothing and costs nothing, in price or FLOPs, is always there;
 - a result that costs nothing to make from one value, and is no smaller, is that value;
 - an equation whose only result is read by one other equation alone, and is not worth
   keeping, is part of that other. It is not worth keeping when it has no name, or when
@@ -21,9 +21,14 @@ class Node:
     """One or more equations that run together."""
 
     price: float
+    flops: float
     forward: bool
     operands: set[int]
     results: set[int]
+
+    @property
+    def is_free(self) -> bool:
+        return not self.price and not self.flops
 
 
 @dataclasses.dataclass(slots=True)
@@ -63,6 +68,7 @@ def _whole(graph: Graph, prices: Prices) -> Problem:
     nodes = {
         n: Node(
             price=prices.of(equation),
+            flops=equation.flops,
             forward=equation.forward,
             operands=set(equation.operands),
             results=set(equation.results),
@@ -93,7 +99,7 @@ def _drop_free(problem: Problem) -> None:
     while pending:
         n = pending.pop()
         node = problem.nodes.get(n)
-        if node is None or node.operands or node.price:
+        if node is None or node.operands or not node.is_free:
             continue
         for v in node.results:
             for reader in problem.items.pop(v).readers:
@@ -124,7 +130,7 @@ def _alias(problem: Problem, w: int) -> set[int]:
     """Replace a value by the one it is a free view of; returns what to look at next."""
     item = problem.items[w]
     node = problem.nodes[item.producer]
-    if node.price or len(node.operands) != 1 or node.results != {w}:
+    if not node.is_free or len(node.operands) != 1 or node.results != {w}:
         return set()
     (u,) = node.operands
     source = problem.items[u]
@@ -154,6 +160,7 @@ def _merge(problem: Problem, u: int) -> set[int]:
     if item.can_keep and not _better_kept_after(problem, item, reader):
         return set()
     reader.price += maker.price
+    reader.flops += maker.flops
     reader.operands = (reader.operands - {u}) | maker.operands
     for v in maker.operands:
         problem.items[v].readers.discard(first)
@@ -163,8 +170,8 @@ def _merge(problem: Problem, u: int) -> set[int]:
 
 
 def _one_pass(maker: Node, reader: Node) -> bool:
-    """Whether both run in the same passes, or the first one's price does not matter."""
-    return maker.forward == reader.forward or not maker.price
+    """Whether both run in the same passes, or the first may run in any number."""
+    return maker.forward == reader.forward or maker.is_free
 
 
 def _better_kept_after(problem: Problem, item: Item, reader: Node) -> bool:

@@ -9,6 +9,7 @@ backward), which leaves one question a value and one an equation:
     for each required value r:                  x_r + o_r + y(def r) >= 1
     for each equation e and operand p of it:    y_e <= x_p + o_p + y(def p)
     sum bytes x <= device budget                sum bytes o <= host budget
+    sum FLOPs y <= limit, where there is one
     minimize  sum price y  +  price of keeping * bytes (x + o)
 
 What a derivative rule makes runs once whether kept or not, so it costs only where both
@@ -20,6 +21,7 @@ Choices whose prices differ by less than a millionth of all there is to compute 
 equal; of these the one that keeps less is taken.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -42,15 +44,19 @@ def solve_program(
     budget_bytes: int,
     host_bytes: int,
     least_host_bytes: int,
+    max_flops: float,
     time_limit_s: float,
-) -> tuple[list[int], list[int], bool]:
+) -> tuple[list[int], list[int], bool] | None:
     """Solve a presolved problem.
 
     Returns:
         The items to save, those to offload, and whether no other choice is better: when
-        the time is up, it is the best found so far.
+        the time is up, it is the best found so far. None where no choice is within
+        `max_flops`, or none was found in time.
     """
-    program = _Program(problem, prices, budget_bytes, host_bytes, least_host_bytes)
+    program = _Program(
+        problem, prices, budget_bytes, host_bytes, least_host_bytes, max_flops
+    )
     return program.solve(time_limit_s)
 
 
@@ -64,10 +70,12 @@ class _Program:
         budget_bytes: int,
         host_bytes: int,
         least_host_bytes: int,
+        max_flops: float,
     ):
         self.problem = problem
         self.budget_bytes = budget_bytes
         self.host_bytes = host_bytes
+        self.max_flops = max_flops
         items = problem.items
         self.can_save = [
             v for v, i in items.items() if i.can_keep and i.bytes <= budget_bytes
@@ -91,7 +99,7 @@ class _Program:
         self._write_rows()
         self.objective = self._objective(prices)
 
-    def solve(self, time_limit_s: float) -> tuple[list[int], list[int], bool]:
+    def solve(self, time_limit_s: float) -> tuple[list[int], list[int], bool] | None:
         """As `solve_program`."""
         if not self.column:
             return [], [], True
@@ -104,7 +112,9 @@ class _Program:
             bounds=scipy.optimize.Bounds(0, 1),
             options={"mip_rel_gap": 0.0, "time_limit": min(time_limit_s, 1e7)},
         )
-        # To keep nothing is always a solution, so only a time limit leaves none.
+        # To keep nothing is a solution where FLOPs are not limited.
+        if result.x is None and not math.isinf(self.max_flops):
+            return None
         chosen = np.zeros(n, bool) if result.x is None else result.x > 0.5
         saved = [v for v in self.can_save if chosen[self.column["x", v]]]
         offloaded = [v for v in self.can_offload if chosen[self.column["o", v]]]
@@ -182,7 +192,25 @@ class _Program:
                 constraints.append(
                     scipy.optimize.LinearConstraint(matrix, -np.inf, bound)
                 )
+        if not math.isinf(self.max_flops):
+            constraints.append(self._flop_limit())
         return constraints
+
+    def _flop_limit(self) -> scipy.optimize.LinearConstraint:
+        """FLOPs of what runs twice: y, or y + f - 1 where the forward pass may not."""
+        nodes = self.problem.nodes
+        row = {
+            column: nodes[number].flops
+            for (kind, number), column in self.column.items()
+            if kind in "yf" and nodes[number].flops
+        }
+        once = sum(node.flops for node in nodes.values() if not node.forward)
+        limit = self.max_flops + once
+        unit = max(limit, 1.0) / 1e3
+        scaled = {column: flops / unit for column, flops in row.items()}
+        matrix = _sparse([scaled or {0: 0.0}], len(self.column))
+        bound = limit / unit * (1 + 1e-9)
+        return scipy.optimize.LinearConstraint(matrix, -np.inf, bound)
 
     def _sizes(self, kind: str, items: list[int]) -> dict[int, float]:
         return {self.column[kind, v]: self.problem.items[v].bytes for v in items}

@@ -88,17 +88,36 @@ class Solver:
         *,
         host_bytes: int = 0,
         least_host_bytes: int = 1,
+        max_flops: float = math.inf,
         time_limit_s: float = math.inf,
     ) -> Choice:
-        """As the function `solve`; smaller values than `least_host_bytes` stay."""
-        saved, offloaded, proven = solve_program(
+        """As the function `solve`.
+
+        Args:
+            budget_bytes: Device memory.
+            host_bytes: Host memory.
+            least_host_bytes: Smaller values are not offloaded.
+            max_flops: Most FLOPs to recompute.
+            time_limit_s: When to stop.
+
+        Raises:
+            BudgetError: No choice within the budget recomputes so few FLOPs.
+        """
+        found = solve_program(
             self.problem,
             self.prices,
             budget_bytes=budget_bytes,
             host_bytes=host_bytes,
             least_host_bytes=least_host_bytes,
+            max_flops=max_flops,
             time_limit_s=time_limit_s,
         )
+        if found is None:
+            raise BudgetError(
+                f"no choice of {budget_bytes} bytes recomputes as little as "
+                f"{max_flops:g} FLOPs; raise the budget or the limit"
+            )
+        saved, offloaded, proven = found
         ids = [value.id for value in self.graph.values]
         choice = evaluate(
             self.graph,
