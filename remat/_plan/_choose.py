@@ -56,6 +56,15 @@ class Allotment:
     price: float
     """Price of all regions."""
 
+    @property
+    def key(self) -> Any:
+        """What is kept, by which two allotments are the same."""
+        return tuple(
+            (share.choice.saved, share.choice.offloaded, share.n_copies)
+            for taken in self.shares
+            for share in taken
+        )
+
 
 def choose(
     stacks: Sequence[Stack], budget_bytes: int, *, time_limit_s: float = math.inf

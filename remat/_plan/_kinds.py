@@ -11,7 +11,7 @@ from remat._plan._choose import Allotment, Share, Stack, choose
 from remat._plan._costs import Rates
 from remat._plan._frontier import Frontier, frontier
 from remat._plan._graph import Graph, GraphError, build_graph
-from remat._plan._prices import Prices
+from remat._plan._prices import Prices, least_time
 from remat._plan._solve import Choice, Solver, choice_of
 from remat._regions._region import Region
 from remat._targets._target import Target
@@ -36,6 +36,7 @@ LEAST_HOST_BYTES = 2**20
 class AssumedRates:
     """Figures of a device whose own are unknown: a few cores of a CPU."""
 
+    kind: str = "cpu"
     bandwidth_bytes_s: float = 2e10
     flops_bf16: float = 2e11
     flops_fp32: float = 2e11
@@ -55,6 +56,8 @@ class Kind:
     """In program order."""
     graph: Graph
     """What can be kept of one."""
+    rates: Rates
+    """Figures of the target."""
     host_bytes: int
     """What the host link can move while one computes; 0 allows no offload."""
 
@@ -76,7 +79,8 @@ class Kind:
     @functools.cached_property
     def everything(self) -> Choice:
         """The choice that recomputes nothing, all of it in device memory."""
-        return self.solver.solve(sum(value.bytes for value in self.graph.values))
+        size = sum(value.bytes for value in self.graph.values)
+        return self.solver.solve(size, max_flops=0.0)
 
     @functools.cached_property
     def curve(self) -> Frontier:
@@ -97,6 +101,25 @@ class Kind:
             least_host_bytes=LEAST_HOST_BYTES,
             time_limit_s=SOLVE_S,
         )
+
+    @functools.cached_property
+    def time_solver(self) -> Solver:
+        """As `solver`, for the time that keeping takes as well."""
+        return Solver(self.graph, least_time(self.rates, scanned=self.times > 1))
+
+    def faster(self, than: Choice) -> Choice:
+        """The fastest choice that keeps no more bytes and recomputes no more FLOPs.
+
+        Keeping has a price here, so it may keep far less than another choice does.
+        """
+        found = self.time_solver.solve(
+            than.bytes,
+            host_bytes=min(self.host_bytes, than.host_bytes),
+            least_host_bytes=LEAST_HOST_BYTES,
+            max_flops=than.recompute_flops,
+            time_limit_s=SOLVE_S,
+        )
+        return dataclasses.replace(found, price=found.recompute_s)
 
     def choice_of(self, policy: Policy) -> Choice:
         """What follows from a named policy."""
@@ -143,7 +166,9 @@ def find_kinds(
             left.update((region.index, str(error)) for region in group)
             continue
         hidden = int(link * graph.forward_s) if math.isfinite(link) else 0
-        kinds.append(Kind(regions=tuple(group), graph=graph, host_bytes=hidden))
+        kinds.append(
+            Kind(regions=tuple(group), graph=graph, rates=rates, host_bytes=hidden)
+        )
     return tuple(kinds), left
 
 
@@ -198,6 +223,21 @@ def _refined(kinds: Sequence[Kind], found: Allotment, budget_bytes: int) -> Allo
             if choice.price < share.choice.price:
                 left -= runs * (choice.bytes - share.choice.bytes)
                 taken[i] = dataclasses.replace(share, choice=choice)
+    return allotment(kinds, shares)
+
+
+def faster(kinds: Sequence[Kind], than: Allotment) -> Allotment:
+    """Each region's fastest choice within the bytes and FLOPs of another one.
+
+    By the model that prices keeping too: never slower, nor more recompute.
+    """
+    shares = [
+        [
+            dataclasses.replace(share, choice=kind.faster(share.choice))
+            for share in taken
+        ]
+        for kind, taken in zip(kinds, than.shares, strict=True)
+    ]
     return allotment(kinds, shares)
 
 

@@ -13,23 +13,36 @@ less, floors tell how peaks grow, and full compiles how far above them a run is.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from remat._compile._compile import CompileError
 from remat._plan._choose import Allotment
 from remat._plan._errors import PlanError
-from remat._plan._kinds import SECONDS, Kind, same, solve_all
+from remat._plan._judge import best_of, step_s
+from remat._plan._kinds import (
+    SECONDS,
+    Kind,
+    by_kind_sum,
+    faster,
+    same,
+    solve_all,
+)
 from remat._plan._meter import Candidate, Measured, Meter
 from remat._plan._named import Named
 from remat._plan._solve import evaluate
 from remat._plan._steer import MARGIN, Sample, bracket, next_kept_bytes, predict_peak
-from remat._sizes import format_bytes
+from remat._sizes import format_bytes, format_seconds
 
 MAX_COMPILES = 8
 """Most full compiles for one plan."""
 CLOSE = 0.03
 """A peak this share below the budget is close enough."""
-N_NAMED = 2
-"""Compiles kept for named policies."""
+N_NAMED = 3
+"""Most named policies that are compiled."""
+NEAR = 0.05
+"""A named policy predicted to be this share above the budget may fit all the same."""
+SLOWER = 0.005
+"""A fuller step this share slower than the best says that filling on is no use."""
 RAISED = 0.1
 """A peak this share of the budget above what was foreseen says that offload does not
 free what it should."""
@@ -66,6 +79,7 @@ class ClosedLoop:
         self.is_tpu = meter.setup.target.kind == "tpu"
         self.squeezed = self.is_tpu and whole_device
         self.offloads = True
+        self._failed: list[Candidate] = []
         self.notes: list[str] = []
 
     def run(self) -> Measured:
@@ -82,8 +96,9 @@ class ClosedLoop:
             self.budget_bytes -= report.generated_code_bytes + report.constant_bytes
         if self.is_tpu and not self.squeezed and not self.fits(nothing):
             self._squeeze(nothing)
-        self._seek()
         self._try_named()
+        self._seek()
+        self._try_faster()
         best = self.best()
         if best is None:
             raise PlanError(self._too_small())
@@ -96,21 +111,18 @@ class ClosedLoop:
         return measured.report.fits or not (self.is_tpu or self.whole_device)
 
     def best(self) -> Measured | None:
-        """Of those that fit, the one that recomputes least, by the model's time."""
-        fitting = filter(self.fits, self.meter.measured)
-        return min(
-            fitting,
-            key=lambda m: (m.candidate.allotment.price, m.peak_bytes),
-            default=None,
-        )
+        """The best of those that fit; see `_judge`."""
+        return best_of(list(filter(self.fits, self.meter.measured)))
 
     # --- the ends
 
     def _ends(self) -> tuple[Measured, Measured | None]:
         none_kept = same(self.kinds, lambda k: evaluate(k.graph, SECONDS, frozenset()))
         all_kept = same(self.kinds, lambda kind: kind.everything)
-        nothing = Candidate(label="nothing", allotment=none_kept)
-        everything = Candidate(label="none", allotment=all_kept, removes=True)
+        nothing = Candidate(label="nothing", allotment=none_kept, is_named=True)
+        everything = Candidate(
+            label="none", allotment=all_kept, removes=True, is_named=True
+        )
         try:
             first, second = self.meter.full((nothing, None), (everything, None))
         except CompileError as error:
@@ -134,7 +146,7 @@ class ClosedLoop:
     # --- between them
 
     def _seek(self) -> None:
-        while self.meter.n_full < MAX_COMPILES - N_NAMED:
+        while self.meter.n_full < MAX_COMPILES - 1:
             step = self._next()
             if step is None:
                 return
@@ -150,6 +162,22 @@ class ClosedLoop:
             if candidate.allotment.host_bytes and over > RAISED * self.budget_bytes:
                 more = format_bytes(over)
                 self._no_offload(f"with it, the step took {more} more than foreseen")
+            if self.fits(found) and self._is_slower(found):
+                return
+
+    def _is_slower(self, fuller: Measured) -> bool:
+        """Whether a step that uses more of the budget is slower than the best."""
+        best = self.best()
+        if best is None or best is fuller:
+            return False
+        if step_s(fuller) <= (1 + SLOWER) * step_s(best):
+            return False
+        self.notes.append(
+            f"everything worth keeping is kept: with {format_bytes(fuller.peak_bytes)} "
+            f"the step is estimated at {format_seconds(step_s(fuller))}, since to keep "
+            "more takes more memory traffic than it spares"
+        )
+        return True
 
     def _no_offload(self, why: str) -> None:
         self.notes.append(f"no offload: {why}")
@@ -211,10 +239,10 @@ class ClosedLoop:
         assert wanted is not None
         everything = same(self.kinds, lambda kind: kind.everything).bytes
         most = above.kept_bytes - 1 if above else everything
-        tried = {m.candidate.allotment for m in self.meter.measured}
+        tried = self._tried()
         for _ in range(8):
             found = solve_all(self.kinds, min(wanted, most))
-            if below.kept_bytes < found.bytes and found not in tried:
+            if below.kept_bytes < found.bytes and found.key not in tried:
                 return found
             if wanted >= most:
                 return None
@@ -251,32 +279,65 @@ class ClosedLoop:
     # --- named policies
 
     def _try_named(self) -> None:
-        """Compile the named policies that look better than what was found."""
-        best = self.best()
-        samples = self._samples()
-        room = sum(k.host_bytes * k.n_copies * k.times for k in self.kinds)
-        hopeful = [
-            (named, peak)
-            for named in self.named()
-            if (peak := predict_peak(samples, named.allotment.bytes))
-            <= (1 + CLOSE) * self.budget_bytes
-            and named.allotment.host_bytes <= room
-            and (
-                best is None
-                or named.allotment.price < best.candidate.allotment.price * (1 - 1e-6)
-            )
-        ]
-        hopeful.sort(key=lambda pair: pair[0].allotment.price)
-        for named, peak in hopeful[:N_NAMED]:
-            if self.meter.n_full >= MAX_COMPILES:
+        """Compile the named policies that a person with this budget might take.
+
+        These are the one that recomputes least, and those nearest to the budget.
+        """
+        for n in range(N_NAMED):
+            hopeful = self._hopeful()
+            if not hopeful:
                 return
-            candidate = Candidate(label=named.names[0], allotment=named.allotment)
-            try:
-                self.meter.full((candidate, peak))
-            except CompileError as error:
-                self.notes.append(
-                    f"{candidate.label} does not compile: {_first(error)}"
-                )
+            nearest = min(hopeful, key=lambda pair: abs(self.budget_bytes - pair[1]))
+            self._compile_named(*(nearest if n else hopeful[0]))
+
+    def _hopeful(self) -> list[tuple[Named, float]]:
+        """Named policies that may fit, and their peaks; least recompute first."""
+        samples = self._samples()
+        tried = self._tried()
+        room = sum(k.host_bytes * k.n_copies * k.times for k in self.kinds)
+        found = [
+            (named, predict_peak(samples, named.allotment.bytes))
+            for named in self.named()
+            if named.allotment.host_bytes <= room and named.allotment.key not in tried
+        ]
+        fitting = [pair for pair in found if pair[1] <= (1 + NEAR) * self.budget_bytes]
+        return sorted(fitting, key=lambda pair: self._flops(pair[0].allotment))
+
+    def _tried(self) -> set[Any]:
+        """What was compiled, or does not compile."""
+        candidates = [m.candidate for m in self.meter.measured] + self._failed
+        return {candidate.allotment.key for candidate in candidates}
+
+    def _flops(self, allotment: Allotment) -> float:
+        return by_kind_sum(self.kinds, allotment, "recompute_flops")
+
+    def _compile_named(self, named: Named, peak: float) -> None:
+        candidate = Candidate(
+            label=named.names[0], allotment=named.allotment, is_named=True
+        )
+        try:
+            self.meter.full((candidate, peak))
+        except CompileError as error:
+            self._failed.append(candidate)
+            self.notes.append(f"{candidate.label} does not compile: {_first(error)}")
+
+    def _try_faster(self) -> None:
+        """Compile what is faster, by the model, than the best so far."""
+        while self.meter.n_full < MAX_COMPILES:
+            best = self.best()
+            if best is None:
+                return
+            given = best.candidate.allotment
+            found = faster(self.kinds, given)
+            if found.key in self._tried():
+                return
+            self.meter.full((_solved(found), self._expected(best, found)))
+            if self.best() is best:
+                return
+
+    def _expected(self, best: Measured, found: Allotment) -> float:
+        spared = best.candidate.allotment.bytes - found.bytes
+        return best.peak_bytes - spared
 
     # --- errors
 

@@ -29,6 +29,8 @@ class Candidate:
     """What is kept."""
     removes: bool = False
     """Whether it removes the regions, which keeps everything."""
+    is_named: bool = False
+    """Whether it is what a named policy does."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +75,9 @@ class Meter:
         self.limit_bytes: int | None = None
         """Memory that the compiler may use, where that is not the device's."""
         self.n_full = 0
+        """Different programs compiled in full."""
         self.measured: list[Measured] = []
+        self._compiled: set[str] = set()
         self._prepared: dict[Candidate, Prepared] = {}
         self._floors: dict[Candidate, int] = {}
 
@@ -84,7 +88,9 @@ class Meter:
             CompileError: XLA failed for another reason than memory.
         """
         prepared = [self.prepare(candidate) for candidate, _ in candidates]
-        self.n_full += len(candidates)
+        keys = {one.key for one in prepared} - self._compiled
+        self._compiled |= keys
+        self.n_full += len(keys)
         names = ", ".join(candidate.label for candidate, _ in candidates)
         self.say(f"compiling {names} ({self.n_full})")
         with ThreadPoolExecutor(N_WORKERS) as pool:

@@ -39,11 +39,7 @@ def named_candidates(
             taken = same(kinds, lambda kind, policy=policy: kind.choice_of(policy))
         except PolicyError:
             continue
-        key = tuple(
-            (share.choice.saved, share.choice.offloaded)
-            for shares in taken.shares
-            for share in shares
-        )
+        key = taken.key
         found.setdefault(key, []).append(name)
         allotments[key] = taken
     return tuple(

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from remat._plan._costs import KEEP_PASSES, Rates
+from remat._plan._costs import KEEP_PASSES, SCANNED_KEEP_PASSES, Rates
 from remat._plan._graph import Equation
 
 
@@ -28,9 +28,10 @@ class Prices:
         )
 
 
-def least_time(rates: Rates) -> Prices:
+def least_time(rates: Rates, *, scanned: bool = False) -> Prices:
     """Seconds: of recomputing, and of the memory traffic that keeping takes."""
-    return Prices(second=1.0, kept_byte=KEEP_PASSES / rates.bandwidth_bytes_s)
+    passes = SCANNED_KEEP_PASSES if scanned else KEEP_PASSES
+    return Prices(second=1.0, kept_byte=passes / rates.bandwidth_bytes_s)
 
 
 def least_flops() -> Prices:
