@@ -1,117 +1,196 @@
 """Plans held against every named policy: `python -m tests.benchmarks.dominance`.
 
-For each model and target the named policies are compiled; each compiled peak is the
-budget of a plan, and the plan's compiled figures stand beside the policy's. Takes
-minutes a row: name models and targets to choose.
+For each model and target every named policy is compiled, and at most ten points of the
+planner's frontier; then each policy is held against the points by compiled figures
+alone: peak, FLOPs computed twice, estimated time of a step. With `--plans`, the closed
+loop also makes a plan for each policy, with that policy's peak for a budget.
 
-    python -m tests.benchmarks.dominance --models gpt2 --targets v5e,h100 --json d.json
+Takes hours for all. Each finished compile is written to `results/dominance/` at once,
+and a run goes on where the last one ended.
+
+    python -m tests.benchmarks.dominance --models gpt2 --targets h100,v5e --plans
+    python -m tests.benchmarks.dominance --table   # only the Markdown, from results
 """
 
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterator
+import math
+from pathlib import Path
 from typing import Any
 
 import optax
 
 import remat
-from remat import models
-from remat._compare._compare import DEFAULT_POLICIES
-from remat._compare._comparison import Row
-from remat._sizes import format_bytes
+from remat._compare._measure import forward_flops, prepare
+from remat._files import write_text
+from remat._plan._choose import Allotment
+from remat._plan._kinds import faster
+from remat._plan._meter import Candidate, Measured
+from remat._plan._named import Named, named_candidates
+from remat._plan._opened import Opened, open_loss
+from remat._regions._with_policy import with_policy
+from tests.benchmarks.dominance_table import (
+    Figures,
+    compiled,
+    holds,
+    markdown,
+    spread,
+    undominated,
+)
+
+RESULTS = Path(__file__).parent / "results" / "dominance"
+TABLE = RESULTS.parent / "dominance.md"
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "gpt2-xl": {},
+    "llama-3.2-1b": {},
+    "vit-b16-1024": {},
+    "mixtral-8x7b": {"n_layers": 4},
+}
+"""Presets, and how they differ from them: four of Mixtral's layers fit a device."""
+TARGETS = ("v5e", "v5p", "v6e", "a100-80gb", "h100")
+MAX_POINTS = 10
+"""Compiled points of a frontier, its two ends included."""
+WORST: Figures = dict.fromkeys(
+    ("peak_bytes", "recompute_flops", "estimated_step_s"), math.inf
+)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Duel:
-    """One named policy, and the plan with its peak for a budget."""
+class Cell:
+    """One model on one target: its results so far, and what makes the rest."""
 
-    model: str
-    target: str
-    policy: str
-    policy_peak_bytes: int
-    plan_peak_bytes: int | None
-    """None where no plan fits."""
-    policy_recompute_flops: int
-    plan_recompute_flops: int | None
-    policy_step_s: float | None
-    plan_step_s: float | None
-    n_compiles: int | None
+    def __init__(self, model: str, target: str) -> None:
+        self.path = RESULTS / f"{model}-{target}.json"
+        self.data: dict[str, Any] = {"model": model, "target": target}
+        if self.path.exists():
+            self.data = json.loads(self.path.read_text())
+        for part in ("named", "points", "plans"):
+            self.data.setdefault(part, {})
+        self.built = remat.models.build(model, **MODELS[model])
+        self.options = {"target": target, "optimizer": optax.adamw(1e-3)}
+        self.opened = self._open()
+        unwrapped = with_policy(self.built.loss, "none")
+        setup = self.opened.meter.setup
+        self.base_flops = prepare(unwrapped, setup).flops
+        self.data["forward_flops"] = forward_flops(unwrapped, setup)
 
-    @property
-    def holds(self) -> bool:
-        """Whether the plan is no worse in memory, recompute and estimated time."""
-        if self.plan_peak_bytes is None or self.plan_recompute_flops is None:
-            return False
-        return (
-            self.plan_peak_bytes <= self.policy_peak_bytes
-            and self.plan_recompute_flops <= self.policy_recompute_flops
-            and (self.plan_step_s or 0.0) <= (self.policy_step_s or 0.0) * (1 + 1e-3)
+    def _open(self) -> Opened:
+        return open_loss(
+            self.built.loss,
+            self.built.args,
+            {},
+            step=None,
+            has_aux=False,
+            argnums=0,
+            compiler_options=None,
+            allow_offload=True,
+            say=lambda line: print("   ", line, flush=True),
+            **self.options,
         )
 
+    def save(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self.path, json.dumps(self.data, indent=1) + "\n")
 
-def duels(model: str, target: str) -> Iterator[Duel]:
-    """One duel for each compiled peak among the named policies."""
-    built = models.build(model)
-    options: dict[str, Any] = {"target": target, "optimizer": optax.adamw(1e-3)}
-    table = remat.compare(
-        built.loss, *built.args, policies=DEFAULT_POLICIES, exact=True, **options
-    )
-    for row in {row.peak_bytes: row for row in table.rows}.values():
-        yield _duel(built, model, target, row, options)
+    def compile(self, part: str, label: str, allotment: Allotment) -> None:
+        """Compile one choice, if that was not done before."""
+        if label in self.data[part]:
+            return
+        candidate = Candidate(label=label, allotment=allotment, removes=label == "none")
+        try:
+            (found,) = self.opened.meter.full((candidate, None))
+            self.data[part][label] = self._figures(found)
+        except remat.CompileError as error:
+            failed = str(error).partition("\n")[0][:200]
+            self.data[part][label] = {"failed": failed}
+        self.save()
 
+    def _figures(self, found: Measured) -> dict[str, Any]:
+        allotment = found.candidate.allotment
+        return {
+            "peak_bytes": found.peak_bytes,
+            "recompute_flops": found.flops - self.base_flops,
+            "estimated_step_s": found.report.estimated_step_s,
+            "host_bytes": found.report.host_bytes,
+            "fits": found.report.fits,
+            "kept_bytes": allotment.bytes,
+        }
 
-def _duel(
-    built: Any, model: str, target: str, row: Row, options: dict[str, Any]
-) -> Duel:
-    try:
-        plan = remat.plan(built.loss, *built.args, budget=row.peak_bytes, **options)
-    except remat.PlanError:
-        plan = None
-    return Duel(
-        model=model,
-        target=target,
-        policy=row.policy,
-        policy_peak_bytes=row.peak_bytes,
-        plan_peak_bytes=plan and plan.peak_bytes,
-        policy_recompute_flops=row.recompute_flops,
-        plan_recompute_flops=plan and plan.recompute_flops,
-        policy_step_s=row.estimated_step_s,
-        plan_step_s=plan and plan.estimated_step_s,
-        n_compiles=plan and plan.n_compiles,
-    )
+    def named(self) -> list[Named]:
+        """The named policies whose offload, if any, hides behind compute."""
+        kinds = self.opened.kinds
+        room = sum(kind.host_bytes * kind.n_copies * kind.times for kind in kinds)
+        found = named_candidates(kinds)
+        return [named for named in found if named.allotment.host_bytes <= room]
 
+    def compile_named(self) -> None:
+        for named in self.named():
+            self.compile("named", named.names[0], named.allotment)
+            self.data["named"][named.names[0]]["also"] = named.names[1:]
+        self.save()
 
-def _line(duel: Duel) -> str:
-    ours = "–" if duel.plan_peak_bytes is None else format_bytes(duel.plan_peak_bytes)
-    flops = duel.plan_recompute_flops
-    return (
-        f"{duel.model:10} {duel.target:10} {duel.policy:24} "
-        f"{format_bytes(duel.policy_peak_bytes):>10} {ours:>10}  "
-        f"{duel.policy_recompute_flops / 1e9:9.1f} "
-        f"{'–' if flops is None else f'{flops / 1e9:.1f}':>9}  "
-        f"{'holds' if duel.holds else 'does not hold'}"
-    )
+    def compile_points(self) -> None:
+        """The ends, and what is faster than the policies that no other one beats.
+
+        Where a policy's own choice turns out the better one, that is the point.
+        """
+        by_name = {named.names[0]: named.allotment for named in self.named()}
+        named, points = self.data["named"], self.data["points"]
+        inner = [n for n in undominated(named) if n not in ("none", "nothing")]
+        for name in ("nothing", "none", *spread(inner, MAX_POINTS - 2)):
+            if name in points or name not in compiled(named):
+                continue
+            if name != "none":
+                found = faster(self.opened.kinds, by_name[name])
+                self.compile("points", name, found)
+            if not holds(compiled(points).get(name, WORST), named[name]):
+                points[name] = {**named[name], "is_named": True}
+            self.save()
+
+    def make_plans(self) -> None:
+        """The closed loop for each policy, its peak for a budget."""
+        for name, figures in self.data["named"].items():
+            if name in self.data["plans"] or not figures.get("fits"):
+                continue
+            plan = remat.plan(
+                self.built.loss,
+                *self.built.args,
+                budget=figures["peak_bytes"],
+                **self.options,
+            )
+            self.data["plans"][name] = {
+                "peak_bytes": plan.peak_bytes,
+                "recompute_flops": plan.recompute_flops,
+                "estimated_step_s": plan.estimated_step_s,
+                "origin": plan.origin,
+                "n_compiles": plan.n_compiles,
+                "first_prediction_error": plan.first_prediction_error,
+                "trials": [dataclasses.asdict(trial) for trial in plan.trials],
+            }
+            print("   ", name, self.data["plans"][name]["origin"], flush=True)
+            self.save()
 
 
 def main() -> None:
-    """Prints a line for each duel."""
+    """Goes on with what is missing, then writes the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default="gpt2")
-    parser.add_argument("--targets", default="v5e,h100")
-    parser.add_argument("--json")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--targets", default=",".join(TARGETS))
+    parser.add_argument("--plans", action="store_true")
+    parser.add_argument("--table", action="store_true", help="compile nothing")
     given = parser.parse_args()
-    found = []
-    for model in given.models.split(","):
+    for model in [] if given.table else given.models.split(","):
         for target in given.targets.split(","):
-            for duel in duels(model, target):
-                print(_line(duel), flush=True)
-                found.append(duel)
-    print(f"{sum(duel.holds for duel in found)} of {len(found)} hold")
-    if given.json:
-        data = [{**dataclasses.asdict(d), "holds": d.holds} for d in found]
-        with open(given.json, "w") as file:
-            json.dump(data, file, indent=2)
+            print(model, target, flush=True)
+            cell = Cell(model, target)
+            cell.compile_named()
+            cell.compile_points()
+            if given.plans:
+                cell.make_plans()
+    cells = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    write_text(TABLE, markdown(cells))
+    print(TABLE)
 
 
 if __name__ == "__main__":

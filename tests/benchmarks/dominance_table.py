@@ -1,0 +1,131 @@
+"""Which points of a frontier hold against which policies, and the Markdown of it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Figures = Mapping[str, Any]
+"""`peak_bytes`, `recompute_flops` and `estimated_step_s`, all compiled."""
+
+
+def axes(one: Figures) -> tuple[float, float, float]:
+    """What is compared: peak, FLOPs computed twice, estimated time."""
+    return one["peak_bytes"], one["recompute_flops"], one["estimated_step_s"]
+
+
+def holds(one: Figures, against: Figures) -> bool:
+    """Whether a point is no worse than a policy in all three."""
+    return all(a <= b for a, b in zip(axes(one), axes(against), strict=True))
+
+
+def is_better(one: Figures, against: Figures) -> bool:
+    """Whether it is no worse in all, and better in one."""
+    return holds(one, against) and axes(one) != axes(against)
+
+
+def compiled(figures: Mapping[str, Figures]) -> dict[str, Figures]:
+    """Those that compiled."""
+    return {name: one for name, one in figures.items() if "failed" not in one}
+
+
+def undominated(named: Mapping[str, Figures]) -> list[str]:
+    """The policies that no other policy beats, least memory first."""
+    able = compiled(named)
+    best: dict[Any, str] = {}
+    for name, one in able.items():
+        if not any(is_better(other, one) for other in able.values()):
+            best.setdefault(axes(one), name)
+    return [best[key] for key in sorted(best)]
+
+
+def spread(names: Sequence[str], n: int) -> list[str]:
+    """So many of them, evenly spread, the ends included."""
+    if len(names) <= n:
+        return list(names)
+    return [names[round(i * (len(names) - 1) / (n - 1))] for i in range(n)]
+
+
+def champion(points: Mapping[str, Figures], policy: Figures) -> str | None:
+    """The point that holds against a policy, the fastest of several."""
+    able = {n: p for n, p in compiled(points).items() if holds(p, policy)}
+    strict = {n: p for n, p in able.items() if is_better(p, policy)}
+    rivals = strict or able
+    return min(rivals, key=lambda n: rivals[n]["estimated_step_s"], default=None)
+
+
+def verdict(one: Figures | None, policy: Figures) -> str:
+    """A word for the table."""
+    if one is None:
+        return "no"
+    return "better" if is_better(one, policy) else "equal"
+
+
+def markdown(cells: Sequence[Mapping[str, Any]]) -> str:
+    """The results of all cells as a Markdown page."""
+    lines = [
+        "# Plans against named policies",
+        "",
+        "Made by `python -m tests.benchmarks.dominance`. All figures are compiled: the "
+        "peak in MiB, GFLOP computed twice (counted from the jaxpr), estimated ms of a step "
+        "(roofline of the compiled program). A policy is held against at most ten "
+        "points of the planner's frontier; where there is a plan, it had the policy's "
+        'peak for its budget. "better": no worse in all three figures and better in '
+        'one; "equal": the same in all three.',
+        "",
+        *_summary(cells),
+    ]
+    for cell in cells:
+        lines += ["", f"## {cell['model']} on {cell['target']}", "", *_rows(cell)]
+    return "\n".join(lines) + "\n"
+
+
+def _summary(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [
+        "| model | target | policies | points | better | equal | no | plans: better | "
+        "equal | no | compiles a plan |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for cell in cells:
+        named = compiled(cell["named"])
+        points, plans = compiled(cell["points"]), cell["plans"]
+        found = [_by_points(points, policy) for policy in named.values()]
+        planned = [verdict(plans[name], named[name]) for name in plans]
+        counts = [found.count(word) for word in ("better", "equal", "no")]
+        counts += [planned.count(word) for word in ("better", "equal", "no")]
+        compiles = [plan["n_compiles"] for plan in plans.values()]
+        most = f"{min(compiles)}-{max(compiles)}" if compiles else ""
+        cells_ = [cell["model"], cell["target"], len(named), len(points), *counts, most]
+        lines.append("| " + " | ".join(map(str, cells_)) + " |")
+    return lines
+
+
+def _by_points(points: Mapping[str, Figures], policy: Figures) -> str:
+    name = champion(points, policy)
+    return verdict(None if name is None else points[name], policy)
+
+
+def _rows(cell: Mapping[str, Any]) -> list[str]:
+    lines = [
+        "| policy | peak | again | ms | point: peak | again | ms | | plan: peak | "
+        "again | ms | |",
+        "|---|--:|--:|--:|--:|--:|--:|---|--:|--:|--:|---|",
+    ]
+    named = compiled(cell["named"])
+    for name in sorted(named, key=lambda n: axes(named[n])):
+        policy = named[name]
+        best = champion(cell["points"], policy)
+        point = None if best is None else cell["points"][best]
+        plan = cell["plans"].get(name)
+        columns = [name, *_figures(policy), *_figures(point), verdict(point, policy)]
+        columns += [*_figures(plan), "" if plan is None else verdict(plan, policy)]
+        lines.append("| " + " | ".join(columns) + " |")
+    for name, failed in cell["named"].items():
+        if "failed" in failed:
+            lines.append(f"| {name} | does not compile: {failed['failed'][:60]} |")
+    return lines
+
+
+def _figures(one: Figures | None) -> list[str]:
+    if one is None:
+        return ["–", "–", "–"]
+    peak, flops, seconds = axes(one)
+    return [f"{peak / 2**20:.1f}", f"{flops / 1e9:.1f}", f"{1e3 * seconds:.2f}"]
