@@ -1,6 +1,7 @@
 """The planner's choices are optima: held against trying every choice there is."""
 
 import itertools
+import os
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -311,3 +312,16 @@ def test_pytorch_is_never_ahead():
     for mib, theirs in PYTORCH.items():
         assert ours[mib] <= theirs + 0.05  # its figures have one decimal
     assert all(ours[mib] < PYTORCH[mib] - 5 for mib in (18, 38, 58, 68, 108))
+
+
+def test_solvers_print_nothing_to_stdout(capfd, monkeypatch):
+    from remat._plan import _milp
+
+    def printing(*_, **__):
+        os.write(1, b"a line from C\n")
+
+    monkeypatch.setattr(_milp.scipy.optimize, "milp", printing)
+    _milp.milp()
+    os.write(1, b"ours\n")
+    printed = capfd.readouterr()
+    assert printed.out == "ours\n" and "from C" in printed.err

@@ -5,6 +5,7 @@ _costs     FLOPs, bytes and seconds of an equation
 _graph     what a region's backward pass needs, and what makes it
 _prices    what a choice minimizes
 _presolve  a smaller graph with the same optima
+_milp      HiGHS, silent
 _program   the integer program
 _solve     from a graph and a budget to a choice
 _frontier  the choices at all budgets
@@ -16,6 +17,7 @@ _read      dataclasses from JSON
 _errors    the planner's error
 _steer     which point to compile next, from those compiled
 _meter     the compiled peak of a candidate
+_judge     which candidate is the plan
 _named     the named policies as candidates
 _opened    a loss made ready to be planned
 _loop      the closed loop with the compiler

@@ -13,6 +13,7 @@ import numpy as np
 import scipy.optimize
 
 from remat._plan._frontier import Frontier
+from remat._plan._milp import milp
 from remat._plan._solve import BudgetError, Choice
 
 _SCALE = 1e3
@@ -114,7 +115,7 @@ class _Knapsack:
             return []
         n = len(self.columns)
         # Second half: whether any copy takes the point at all.
-        result = scipy.optimize.milp(
+        result = milp(
             np.concatenate([self._objective(), np.zeros(n)]),
             constraints=self._constraints(),
             integrality=np.ones(2 * n),

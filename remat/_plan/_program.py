@@ -28,6 +28,7 @@ import numpy as np
 import scipy.optimize
 import scipy.sparse
 
+from remat._plan._milp import milp
 from remat._plan._presolve import Problem
 from remat._plan._prices import Prices
 
@@ -105,7 +106,7 @@ class _Program:
             return [], [], True
         n_whole = len(self.can_save) + len(self.can_offload)
         n = len(self.column)
-        result = scipy.optimize.milp(
+        result = milp(
             self.objective,
             constraints=self._constraints(),
             integrality=(np.arange(n) < n_whole).astype(int),

@@ -65,8 +65,8 @@ def markdown(cells: Sequence[Mapping[str, Any]]) -> str:
         "# Plans against named policies",
         "",
         "Made by `python -m tests.benchmarks.dominance`. All figures are compiled: the "
-        "peak in MiB, GFLOP computed twice (counted from the jaxpr), estimated ms of a step "
-        "(roofline of the compiled program). A policy is held against at most ten "
+        "peak in MiB, GFLOP computed twice (counted from the jaxpr), estimated ms of a "
+        "step (roofline of the compiled program). A policy is held against at most ten "
         "points of the planner's frontier; where there is a plan, it had the policy's "
         'peak for its budget. "better": no worse in all three figures and better in '
         'one; "equal": the same in all three.',
