@@ -104,16 +104,21 @@ def _ancestors(equations, ends) -> set[int]:
 
 def best(graph: Graph, prices: Prices, budget: int, host: int = 0) -> float:
     """The least price of all ways to save, offload or recompute each value."""
+    return min(c.price for c in all_choices(graph, prices, budget, host))
+
+
+def all_choices(graph: Graph, prices: Prices, budget: int, host: int = 0):
+    """All ways to do so that fit."""
     ids = sorted(graph.ids())
     kinds = "rso" if host else "rs"
-    prices_of_all = []
+    fitting = []
     for kind in itertools.product(kinds, repeat=len(ids)):
         saved = frozenset(i for i, k in zip(ids, kind, strict=True) if k == "s")
         moved = frozenset(i for i, k in zip(ids, kind, strict=True) if k == "o")
         choice = evaluate(graph, prices, saved, moved)
         if choice.bytes <= budget and choice.host_bytes <= host:
-            prices_of_all.append(choice.price)
-    return min(prices_of_all)
+            fitting.append(choice)
+    return fitting
 
 
 @quick
@@ -270,7 +275,26 @@ def test_nothing_and_everything(gpt2):
     nothing, everything = solver.solve(0), solver.solve(1 << 40)
     assert nothing.bytes == 0
     assert 0.5 < nothing.recompute_flops / gpt2.forward_flops < 1.0
-    assert everything.recompute_flops == 0
+    # The causal mask is the same in all layers: no layer keeps it.
+    assert everything.recompute_s == 0
+    assert everything.recompute_flops < 1e-3 * gpt2.forward_flops
+    assert "attention:and" not in gpt2.ids()
+
+
+@quick
+@given(graphs(max_values=9), st.integers(0, 30), st.integers(0, 40))
+def test_a_limit_on_flops_is_kept_and_the_price_least_within_it(graph, budget, limit):
+    fitting = [
+        c for c in all_choices(graph, SECONDS, budget) if c.recompute_flops <= limit
+    ]
+    solver = Solver(graph, SECONDS)
+    if not fitting:
+        with pytest.raises(BudgetError, match="recomputes as little"):
+            solver.solve(budget, max_flops=limit)
+        return
+    found = solver.solve(budget, max_flops=limit)
+    assert found.recompute_flops <= limit and found.bytes <= budget
+    assert found.price == pytest.approx(min(c.price for c in fitting), abs=1e-9)
 
 
 def test_offload_is_never_slower(gpt2):

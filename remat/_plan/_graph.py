@@ -10,6 +10,9 @@ Values that only a derivative rule makes stand in the graph as well. Their equat
 once with everything kept (in the forward pass) and once with nothing kept (in the
 backward pass), so they add work only where both passes need them: `Equation.forward`
 tells them apart.
+
+What depends on no input, such as a causal mask, is the same in every layer and every
+pass. Compilers fold it or make it once, so it takes no time and is never kept.
 """
 
 import dataclasses
@@ -173,6 +176,8 @@ class _Assembly:
         self.forward = forward
         self.backward = backward
         self.n_values = len(flow.values)
+        self.varying = flow.reachable(flow.inputs)
+        """Values that depend on an input."""
         self.required: dict[int, str] = {}
         self.whole: dict[int, int] = {}
         """Equations with results of both kinds, by the value that stands for what the
@@ -226,7 +231,9 @@ class _Assembly:
                 position = None
             values.append(
                 Value(
-                    id=None if position is None else ids.get(number),
+                    id=ids.get(number)
+                    if position is not None and number in self.varying
+                    else None,
                     bytes=value.copies * array_bytes(value.aval),
                     producer=None if position is None else position_of.get(position),
                 )
@@ -267,6 +274,8 @@ class _Assembly:
             flops = equation.times * cost.flops
             matmul_flops = equation.times * cost.matmul_flops
             seconds = equation.times * equation_seconds(equation.eqn, self.rates)
+        if self.varying.isdisjoint(equation.results):
+            seconds = 0.0
         return Equation(
             primitive=primitive,
             operands=tuple(v for v in equation.operands if v not in self.linear),

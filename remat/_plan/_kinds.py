@@ -12,7 +12,7 @@ from remat._plan._costs import Rates
 from remat._plan._frontier import Frontier, frontier
 from remat._plan._graph import Graph, GraphError, build_graph
 from remat._plan._prices import Prices, least_time
-from remat._plan._solve import Choice, Solver, choice_of
+from remat._plan._solve import Choice, Solver, choice_of, evaluate
 from remat._regions._region import Region
 from remat._targets._target import Target
 from remat.policies import Policy
@@ -80,7 +80,8 @@ class Kind:
     def everything(self) -> Choice:
         """The choice that recomputes nothing, all of it in device memory."""
         size = sum(value.bytes for value in self.graph.values)
-        return self.solver.solve(size, max_flops=0.0)
+        all_kept = evaluate(self.graph, SECONDS, self.graph.ids())
+        return self.solver.solve(size, max_flops=all_kept.recompute_flops)
 
     @functools.cached_property
     def curve(self) -> Frontier:

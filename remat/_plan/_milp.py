@@ -1,8 +1,8 @@
 """HiGHS without its stray lines.
 
-`scipy.optimize.milp` is silent by default, but HiGHS 1.8 to 1.12 (SciPy 1.15 to 1.17)
-print a line from C for some solutions, past Python's `sys.stdout` and past its own log
-settings. What a command prints as JSON must not hold it.
+`scipy.optimize.milp` is silent by default, but some versions of HiGHS print a line from
+C for some programs, past Python's `sys.stdout` and past its own log settings. What a
+command prints as JSON must not hold it.
 """
 
 import contextlib
