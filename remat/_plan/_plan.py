@@ -18,7 +18,8 @@ from remat._plan._meter import Measured
 from remat._plan._named import named_candidates
 from remat._plan._opened import open_loss
 from remat._plan._plan_file import Plan
-from remat._regions._with_policy import with_policy
+from remat._regions._make_regions import Wanted
+from remat._regions._with_policy import with_policy, with_regions
 from remat._sizes import parse_bytes
 from remat._targets._target import Target
 
@@ -31,6 +32,7 @@ def plan(
     optimizer: Any = None,
     step: Callable[..., Any] | None = None,
     allow_offload: bool = True,
+    regions: Wanted | None = None,
     headroom: float | str = "0%",
     compiler_options: Mapping[str, Any] | None = None,
     has_aux: bool = False,
@@ -57,6 +59,9 @@ def plan(
         step: `step(loss)` returns the whole step, instead of the default one.
         allow_offload: Whether values may move to host memory, as far as the link to
             the host is idle while the regions compute.
+        regions: Regions to make first, in a loss that has none: `"scan"`, a pattern of
+            module paths, or a list of these, as `remat.with_regions` takes them.
+            `plan.apply` makes them too.
         headroom: Share of the budget to leave free: `"5%"` or 0.05.
         compiler_options: XLA options for every compile.
         has_aux: As in `jax.value_and_grad`.
@@ -86,6 +91,9 @@ def plan(
     """
     free = parse_share(headroom, "headroom")
     size = parse_bytes(budget) if budget is not None else None
+    name = getattr(loss, "__qualname__", type(loss).__name__)
+    if regions is not None:
+        loss = with_regions(loss, regions)
     opened = open_loss(
         loss,
         args,
@@ -122,11 +130,12 @@ def plan(
         forward_flops=forward_flops(unwrapped, setup),
         limited_peak_bytes=_limited_peak(loop, best),
         about={
-            "model": model or getattr(loss, "__qualname__", type(loss).__name__),
+            "model": model or name,
             "options": {
                 "optimizer": optimizer is not None,
                 "allow_offload": allow_offload,
                 "headroom": headroom,
+                "regions": _listed(regions),
                 "compiler_options": dict(compiler_options or {}),
                 **(options or {}),
             },
@@ -148,6 +157,13 @@ def _lint_notes(
     program = Traced.of(made.apply(loss), args, kwargs).under(None)
     found = [f for f in lint_program(program) if f.code not in _MEANT_BY_PLANS]
     return notes_of({"lint": found}, n_policies=1)
+
+
+def _listed(regions: Wanted | None) -> list[str] | None:
+    """What regions are made, as JSON holds it."""
+    if regions is None:
+        return None
+    return [regions] if isinstance(regions, str) else list(regions)
 
 
 def parse_share(share: float | str, what: str) -> float:

@@ -17,6 +17,7 @@ from remat._plan._by_name import policy_by_name
 from remat._plan._errors import PlanError
 from remat._plan._match import ProgramRecord, RegionRecord, check_regions
 from remat._plan._read import read
+from remat._regions._make_regions import with_regions
 from remat._regions._region import Region
 from remat.policies import Decision
 
@@ -192,6 +193,8 @@ class Plan:
                         chosen[region.index] = "remove"
             return chosen
 
+        if regions := self.options.get("regions"):
+            fn = with_regions(fn, regions)
         return apply_treatments(fn, treat)
 
     @property

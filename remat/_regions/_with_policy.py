@@ -4,8 +4,10 @@ A region is a piece of program under `jax.checkpoint`, however it got there (Fla
 `nn.remat` and `nnx.remat`, Equinox's `filter_checkpoint`, Haiku's `hk.remat`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import jax.extend.core as jec
 
@@ -27,6 +29,9 @@ from remat._regions._rewrite import Result, rewrite_equations
 from remat._regions._sites import survey_jaxpr
 from remat._regions._split_layers import split_layers
 from remat.policies import Policy
+
+if TYPE_CHECKING:
+    from remat._plan._plan_file import Plan
 
 
 def find_regions(
@@ -94,7 +99,7 @@ def rewrite_regions(
 
 def with_policy(
     fn: Callable[..., Any],
-    policy: Policy | str | Callable[..., Any] | Mapping[str, Any],
+    policy: Policy | str | Callable[..., Any] | Mapping[str, Any] | Plan,
     *,
     regions: Wanted | None = None,
 ) -> Callable[..., Any]:
@@ -110,7 +115,8 @@ def with_policy(
         policy: A `remat.policies.Policy`, the name of one, a callable as
             `jax.checkpoint(policy=)` takes, or a mapping from region pattern (as
             `fnmatch`, on `Region.path`) to those, the first match counting. "nothing"
-            recomputes everything, "none" removes the regions.
+            recomputes everything, "none" removes the regions. A `remat.Plan` is
+            applied as by its own `apply`.
         regions: Regions to make first, in code that has none: `"scan"` for the layers
             of a scan, a pattern of module paths such as `"Block_*"`, or a list of
             these, as `remat.with_regions` takes them.
@@ -132,9 +138,11 @@ def with_policy(
         >>> bool(faster(jnp.eye(3), jnp.ones(3)) == loss(jnp.eye(3), jnp.ones(3)))
         True
     """
-    assignment = Assignment.of(policy)
     if regions is not None:
         fn = with_regions(fn, regions)
+    if _is_plan(policy):
+        return policy.apply(fn)
+    assignment = Assignment.of(policy)
     if assignment.is_by_layer:
         fn = split_layers(fn, assignment.by_layer)
 
@@ -145,6 +153,12 @@ def with_policy(
     return rewrite_equations(
         fn, select=is_region, decide=decide, edit=_set_policy, make_site=Region
     )
+
+
+def _is_plan(policy: Any) -> TypeGuard[Plan]:
+    from remat._plan._plan_file import Plan  # it stands on this module
+
+    return isinstance(policy, Plan)
 
 
 _Decision = tuple[Policy | None, str | None]
