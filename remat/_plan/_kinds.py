@@ -122,6 +122,11 @@ class Kind:
         )
         return dataclasses.replace(found, price=found.recompute_s)
 
+    def seconds_of(self, choice: Choice) -> float:
+        """Time of recomputing and of keeping in one run, by the model."""
+        kept = choice.bytes + choice.host_bytes
+        return choice.recompute_s + self.time_solver.prices.kept_byte * kept
+
     def choice_of(self, policy: Policy) -> Choice:
         """What follows from a named policy."""
         region = self.regions[0]
@@ -240,6 +245,15 @@ def faster(kinds: Sequence[Kind], than: Allotment) -> Allotment:
         for kind, taken in zip(kinds, than.shares, strict=True)
     ]
     return allotment(kinds, shares)
+
+
+def estimated_s(kinds: Sequence[Kind], found: Allotment) -> float:
+    """Seconds of recomputing and of keeping in one step, by the model."""
+    return sum(
+        kind.times * share.n_copies * kind.seconds_of(share.choice)
+        for kind, shares in zip(kinds, found.shares, strict=True)
+        for share in shares
+    )
 
 
 def by_region(kinds: Sequence[Kind], found: Allotment) -> Mapping[int, Choice]:
