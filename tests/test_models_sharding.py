@@ -224,6 +224,46 @@ def test_make_mesh_orders_its_axes():
     assert dict(make_mesh("tensor=2,data=4").shape) == {"data": 4, "tensor": 2}
 
 
+@pytest.mark.slow
+def test_plans_for_a_mesh_hold_when_checked(tmp_path):
+    sizes: dict[str, Any] = {"batch": 16, "seq": 512, "mesh": "fsdp=2,tensor=2"}
+    built = models.build("llama-tiny", target="v5e:2x2", **sizes)
+    table = remat.compare(
+        built.loss, *built.args, policies=["none", "nothing"], target="v5e:2x2"
+    )
+    budget = sum(row.peak_bytes for row in table.rows) // 2
+    plan = remat.plan(
+        built.loss,
+        *built.args,
+        budget=budget,
+        target="v5e:2x2",
+        model="llama-tiny",
+        options=built.describe,
+    )
+    assert plan.peak_bytes <= budget
+    plan.save(tmp_path / "plan.json")
+    checked = remat.check_plan(tmp_path / "plan.json")
+    assert checked.ok, checked
+
+
+@pytest.mark.slow
+def test_the_command_takes_a_mesh(tmp_path):
+    def run(*words):
+        command = [sys.executable, "-c", "from remat.cli import main; main()", *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+
+    place = ("llama-tiny", "--target", "v5e:2x2", "--mesh", "fsdp=2,tensor=2")
+    done = run("compare", *place, "--policies", "nothing", "--json", "c.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "c.json").read_text())
+    assert found["options"]["mesh"] == {"fsdp": 2, "tensor": 2}
+    assert found["options"]["batch"] == 2
+    done = run("train", "gpt2-tiny", "--mesh", "fsdp=64", "--out", "run")
+    assert done.returncode == 2
+    assert "needs 64 devices" in done.stderr
+    assert "xla_force_host_platform_device_count=64" in done.stderr
+
+
 # Flash attention
 
 
