@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
+from remat.models._errors import PresetError
 from remat.models._sharding import spec_of
 
 AttentionKind = Literal["xla", "pallas", "cudnn"]
@@ -35,17 +36,22 @@ def attend(
         value: as `key`.
         causal: whether places see only themselves and those before.
         kind: "xla" holds the scores, (B, N, T, S) in fp32; "pallas" (TPU) and
-            "cudnn" (NVIDIA, fp16 or bf16) are fused and hold none. cuDNN's is compiled
-            where NVIDIA's libraries and a GPU are, not for an absent one.
+            "cudnn" (NVIDIA, fp16 or bf16) are fused and hold none. cuDNN's is traced
+            where a GPU and NVIDIA's libraries are, not for an absent one.
         mesh: devices that share the work, by batch and heads.
+
+    Raises:
+        PresetError: "cudnn" where there is no cuDNN.
     """
     if kind == "pallas":
         flash = functools.partial(_flash_tpu, causal=causal)
         if mesh is not None:
             flash = _on_each_device(flash, mesh, query.shape, key.shape)
         return flash(query, key, value)
+    if kind == "cudnn":
+        return _flash_gpu(query, key, value, causal)
     return jax.nn.dot_product_attention(
-        query, key, value, is_causal=causal, implementation=kind
+        query, key, value, is_causal=causal, implementation="xla"
     )
 
 
@@ -63,6 +69,18 @@ def _on_each_device(attention, mesh, query_shape, key_shape):
         out_specs=of_query,
         check_vma=False,
     )
+
+
+def _flash_gpu(query, key, value, causal):
+    try:
+        return jax.nn.dot_product_attention(
+            query, key, value, is_causal=causal, implementation="cudnn"
+        )
+    except RuntimeError as error:
+        raise PresetError(
+            f'attention="cudnn" needs an NVIDIA GPU that is here, with cuDNN ({error}); '
+            'attention="xla" also compiles for one that is elsewhere'
+        ) from error
 
 
 FLASH_BLOCK = 128

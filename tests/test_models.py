@@ -273,6 +273,13 @@ def test_flash_attention_holds_no_scores(name):
     assert [",384,384]" in text for text in texts] == [False, True]
 
 
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="cuDNN may be here")
+def test_cudnn_attention_says_that_it_needs_a_gpu():
+    built = models.build("gpt2-tiny", attention="cudnn")
+    with pytest.raises(models.PresetError, match=r'needs an NVIDIA GPU .*"xla" also'):
+        jax.eval_shape(built.loss, *built.args)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("n_places", "causal"), [(128, True), (65, False), (65, True)])
 def test_flash_attention_computes_what_attention_does(n_places, causal):
