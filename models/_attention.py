@@ -78,8 +78,8 @@ def _flash_gpu(query, key, value, causal):
         )
     except RuntimeError as error:
         raise PresetError(
-            f'attention="cudnn" needs an NVIDIA GPU that is here, with cuDNN ({error}); '
-            'attention="xla" also compiles for one that is elsewhere'
+            'attention="cudnn" needs an NVIDIA GPU that is here, and its libraries '
+            f'({error}); attention="xla" also compiles for one that is elsewhere'
         ) from error
 
 

@@ -25,6 +25,7 @@ from remat._compare._step import build_step
 from remat.models._mesh import make_mesh
 from remat.models._run_directory import read_rows
 from remat.models._sharding import shardings
+from tests.benchmarks import sharded
 from tests.test_models import TINY, quick, real, regions
 
 MESHES = ("fsdp=8", "tensor=2", "fsdp=4,tensor=2", "data=2,fsdp=2,tensor=2")
@@ -262,6 +263,31 @@ def test_the_command_takes_a_mesh(tmp_path):
     assert done.returncode == 2
     assert "needs 64 devices" in done.stderr
     assert "xla_force_host_platform_device_count=64" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "target", "mesh"),
+    [(model, *place) for model in sharded.MODELS for place in sharded.PLACES],
+)
+def test_llama_on_a_pod(model, target, mesh):
+    cell = {"model": model, "target": target, "mesh": mesh, "full": False}
+    rows = {
+        policy: sharded.measure({**cell, "policy": policy}, seq=4096)
+        for policy in sharded.POLICIES
+    }
+    print(model, target, mesh, {p: row["peak_bytes"] for p, row in rows.items()})
+    peaks = [rows[p]["peak_bytes"] for p in ("none", "save_dots", "nothing")]
+    assert peaks == sorted(peaks, reverse=True)
+    # fp32 parameters and both moments, cut by every device of the mesh.
+    n_params = models.build(model).describe["n_params"]
+    share = 12 * n_params / remat.target(target).n_devices
+    for row in rows.values():
+        assert share <= row["argument_bytes"] <= 1.02 * share
+    if model == "llama-3.1-8b":
+        assert rows["nothing"]["fits"]
+    else:  # 53 GiB a device for what is kept alone: no policy helps on a v5e
+        assert rows["nothing"]["fits"] == (target == "v5p:4x4x4")
 
 
 # Flash attention
