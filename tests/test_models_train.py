@@ -280,7 +280,7 @@ def killed_at(n_lines):
         sys.settrace(before)
 
 
-N_KILLS = 24
+N_KILLS = 12
 
 
 @pytest.fixture(scope="module")

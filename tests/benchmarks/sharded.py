@@ -79,9 +79,10 @@ def table(cells: list[dict[str, Any]]) -> str:
 
 
 _LEGEND = """\
-GiB of one device at the peak of an AdamW step, fp32 parameters, bf16 compute, T = 4096,
-one sequence for each part of the batch. `≥`: a probe's floor; without it: a full
-compile under the device's limit (15.75 GiB on v5e, 95.7 on v5p). **Bold** fits.
+GiB of one device at the peak of an AdamW step; fp32 parameters, bf16 compute, T = 4096,
+one sequence for each part of the batch. `≥` is a probe's floor: where that exceeds the
+device (15.75 GiB on v5e, 95.7 on v5p) it is ~~struck out~~, and no compile would fit.
+**Bold** is a full compile under the device's limit, and fits.
 """
 
 
@@ -97,8 +98,11 @@ def _shown(
     if "error" in best:
         return "fails"
     text = gib(best["peak_bytes"])
-    text = f"**{text}**" if best["fits"] else text
-    return text if best["full"] else f"≥ {text}"
+    if not best["full"]:
+        text = f"≥ {text}"
+    if not best["fits"]:
+        return f"~~{text}~~"
+    return f"**{text}**" if best["full"] else text
 
 
 def main() -> None:
