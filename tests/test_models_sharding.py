@@ -1,5 +1,6 @@
 """On a mesh: the same numbers as on one device, and each device its share."""
 
+import functools
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 import remat
 from remat import models
+from remat._compare._measure import Setup, forward_flops, prepare
 from remat._compare._step import build_step
 from remat.models._mesh import make_mesh
 from remat.models._run_directory import read_rows
@@ -169,13 +171,13 @@ def test_each_device_holds_its_share():
 
 
 def test_flops_are_one_devices():
-    one, many = tiny("llama-tiny"), tiny("llama-tiny", BOTH)
-    rows = [
-        remat.compare(built.loss, *built.args, policies=["nothing"], target="cpu:8")
-        for built in (one, many)
-    ]
-    flops = [(r.rows[0].flops, r.rows[0].recompute_flops) for r in rows]
-    assert flops[1] == tuple(n // 8 for n in flops[0])
+    def flops(built):
+        make_step = functools.partial(build_step, args=built.args)
+        setup = Setup(target=remat.target("cpu"), make_step=make_step)
+        return prepare(built.loss, setup).flops, forward_flops(built.loss, setup)
+
+    whole = flops(tiny("llama-tiny"))
+    assert flops(tiny("llama-tiny", BOTH)) == tuple(n // 8 for n in whole)
 
 
 def test_a_mesh_of_a_target_is_of_its_devices():
