@@ -19,11 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import remat
 from remat import models
 from remat.models import _checkpoints, _run_directory, _seals, _train, _train_loop
 from remat.models._checkpoints import digest
-from remat.models._data import Digits, open_text
+from remat.models._data import open_text
 from remat.models._run_directory import open_run, read_rows
 from remat.models._train_loop import make_step
 from remat.models._train_settings import Settings
@@ -366,83 +365,6 @@ def test_passes_add_up_to_the_step_of_a_larger_batch():
     chex.assert_trees_all_close(ends[0], ends[1], rtol=1e-5, atol=1e-7)
 
 
-TWO_HUNDRED: dict[str, Any] = {"steps": 200, "batch": 8, "seq": 64, "n_sample": 0}
-
-
-@pytest.fixture(scope="module")
-def without_regions(tmp_path_factory):
-    """Dtype to the losses of 200 steps in which nothing is recomputed."""
-    found = {}
-    for dtype in ("float32", "bfloat16"):
-        out = tmp_path_factory.mktemp("none")
-        models.train("gpt2-tiny", out=out, policy="none", dtype=dtype, **TWO_HUNDRED)
-        found[dtype] = losses(out)
-        assert found[dtype][-1] < 0.6 * found[dtype][0]
-    return found
-
-
-def planned(dtype):
-    """A plan for half of what full recomputation saves."""
-    built = models.build("gpt2-tiny", batch=8, seq=64, dtype=jnp.dtype(dtype).type)
-    table = remat.compare(
-        built.loss, *built.args, policies=["none", "nothing"], target="cpu"
-    )
-    budget = sum(row.peak_bytes for row in table.rows) // 2
-    return remat.plan(built.loss, *built.args, budget=budget, target="cpu")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-2)]
-)
-@pytest.mark.parametrize("policy", ["nothing", "save_dots", "offload_dots", "plan"])
-def test_policies_change_no_loss(tmp_path, without_regions, policy, dtype, tolerance):
-    given = planned(dtype) if policy == "plan" else policy
-    models.train("gpt2-tiny", out=tmp_path, policy=given, dtype=dtype, **TWO_HUNDRED)
-    found, wanted = losses(tmp_path), without_regions[dtype]
-    assert len(found) == 200
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["nothing", "save_dots", "offload_dots"])
-def test_policies_change_no_bit_where_nothing_is_compiled(policy):
-    options: dict[str, Any] = {"batch": 2, "seq": 8, "scan_layers": False}
-    built = models.build("gpt2-tiny", dtype=jnp.float32, **options)
-    data = open_text(None, 8)
-    ends = []
-    for each in ("none", policy):
-        gradient = jax.value_and_grad(remat.with_policy(built.loss, each))
-        params, curve = jax.jit(built.init)(jax.random.key(0)), []
-        for step in range(4):
-            loss, change = gradient(params, data.batch(0, step, 2))
-            params = jax.tree.map(lambda p, g: p - 0.1 * g, params, change)
-            curve.append(float(loss))
-        ends.append((curve, params))
-    assert ends[0][0] == ends[1][0]
-    chex.assert_trees_all_equal(ends[0][1], ends[1][1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama-tiny", "llama-tiny-nnx", "mixtral-tiny"])
-def test_every_model_of_words_learns(tmp_path, name):
-    done = models.train(name, out=tmp_path, steps=60, seq=64, n_sample=20)
-    found = losses(tmp_path)
-    assert found[-1] < 0.7 * found[0]
-    assert done.sample is not None and done.sample.startswith("The ")
-
-
-def test_a_vit_takes_no_text(tmp_path):
-    with pytest.raises(models.TrainError, match="takes no text"):
-        models.train("vit-tiny", out=tmp_path, data=__file__)
-
-
-@pytest.mark.slow
-def test_a_vit_learns_digits(tmp_path):
-    done = models.train("vit-tiny", out=tmp_path, steps=1000, batch=32)
-    assert done.accuracy is not None and done.accuracy > 0.75
-
-
 def test_progress_shows_loss_speed_and_memory(capsys):
     with models.progress_bar(20) as on_step:
         on_step(
@@ -459,46 +381,6 @@ def test_progress_shows_loss_speed_and_memory(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "7/20" in shown
     assert "loss 2.5000 12,346 tokens/s peak 1.50 GiB" in shown
-
-
-def test_batches_depend_on_seed_and_step_alone():
-    text = open_text(None, 16)
-    first = text.batch(3, 7, 4)
-    chex.assert_trees_all_equal(first, open_text(None, 16).batch(3, 7, 4))
-    assert not np.array_equal(first["tokens"], text.batch(3, 8, 4)["tokens"])
-    assert not np.array_equal(first["tokens"], text.batch(4, 7, 4)["tokens"])
-    np.testing.assert_array_equal(first["tokens"][:, 1:], first["targets"][:, :-1])
-    assert first["tokens"].dtype == np.int32
-
-
-def test_held_out_text_is_never_trained_on(tmp_path):
-    path = tmp_path / "text"
-    path.write_bytes(bytes([65] * 900 + [66] * 100))
-    text = open_text(path, 8)
-    for step in range(50):
-        assert (text.batch(0, step, 8)["targets"] == 65).all()
-    for batch in text.held_out(3):
-        assert batch["tokens"].shape == (3, 8)
-        assert (batch["tokens"] == 66).all()
-
-
-@pytest.mark.parametrize("image_size", [8, 32, 36])
-def test_digits_fill_images_of_any_size(image_size):
-    digits = Digits(
-        images=np.arange(20 * 64, dtype=np.float32).reshape(20, 8, 8),
-        labels=np.arange(20, dtype=np.int32),
-        image_size=image_size,
-        n_channels=3,
-        fingerprint="",
-    )
-    batch = digits.batch(0, 0, 5)
-    assert batch["images"].shape == (5, image_size, image_size, 3)
-    assert (batch["labels"] < 16).all()
-    corners = batch["images"][:, [0, -1], [0, -1], 0]
-    wanted = 64 * batch["labels"][:, None] + [0, 63]
-    np.testing.assert_array_equal(corners, wanted)
-    judged = np.concatenate([each["labels"] for each in digits.held_out(2)])
-    np.testing.assert_array_equal(judged, [16, 17, 18, 19])
 
 
 def test_a_digest_sees_every_bit_and_place():
