@@ -367,7 +367,7 @@ def test_lint_and_compare_see_the_regions():
         regions="scan",
         target="cpu",
     )
-    assert [row.policy for row in table.rows][0] == "save_dots"
+    assert table.rows[0].policy == "save_dots"
     assert len(table.rows) == 2
     assert table.options["regions"] == ["scan"]
     assert table.rows[0].recompute_flops < table.rows[1].recompute_flops

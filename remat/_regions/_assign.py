@@ -118,21 +118,46 @@ def check_some_reachable(regions: Sequence[Region]) -> None:
         )
 
 
+def marked_outside(
+    regions: Sequence[Region], chosen: Sequence[Policy | None]
+) -> list[bool]:
+    """Whether a region around each one marks, by the same policy, what both keep."""
+    return [
+        policy is not None and policy.needs_binding and policy in around
+        for policy, around in zip(chosen, _around(regions, chosen), strict=True)
+    ]
+
+
 def _bound_once(
     regions: Sequence[Region], chosen: Sequence[Policy | None]
 ) -> list[Policy | None]:
-    """Leave regions alone that a policy would mark inside another region.
+    """Leave regions alone that a policy would mark in a region marked by another.
 
-    The outermost region's policy counts, and it would see the inner one's marks.
+    What the outermost region keeps counts, and it would see the inner one's marks.
     """
-    kept: list[bool] = []  # of the regions around, which stay regions
-    result = []
+    return [
+        policy
+        if policy is None
+        or not policy.needs_binding
+        or policy in around
+        or not any(outer is None or outer.needs_binding for outer in around)
+        else None
+        for policy, around in zip(chosen, _around(regions, chosen), strict=True)
+    ]
+
+
+def _around(
+    regions: Sequence[Region], chosen: Sequence[Policy | None]
+) -> list[tuple[Policy | None, ...]]:
+    """What was chosen for the regions around each one that stay regions."""
+    stack: list[tuple[Policy | None, ...]] = [()]
+    found = []
     for region, policy in zip(regions, chosen, strict=True):
-        del kept[region.depth :]
-        marks = policy is not None and policy.needs_binding
-        result.append(None if marks and any(kept) else policy)
-        kept.append(policy is None or not removes(policy))
-    return result
+        del stack[region.depth + 1 :]
+        found.append(stack[-1])
+        stays = policy is None or not removes(policy)
+        stack.append((*stack[-1], policy) if stays else stack[-1])
+    return found
 
 
 # --- layers

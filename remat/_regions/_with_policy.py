@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import jax.extend.core as jec
 
 from remat import _jax_compat as compat
-from remat._naming._naming import bind
-from remat._regions._assign import Assignment, check_some_reachable, removes
+from remat._naming._naming import KeepMarked, bind
+from remat._regions._assign import (
+    Assignment,
+    check_some_reachable,
+    marked_outside,
+    removes,
+)
+from remat._regions._barriers import needs_barriers, with_barrier
 from remat._regions._custom_rules import hidden_sites
 from remat._regions._errors import CapturedModuleError as CapturedModuleError
 from remat._regions._errors import MissingNamesWarning as MissingNamesWarning
@@ -109,6 +115,10 @@ def with_policy(
     Apply it to the loss, before `jax.grad`:
     `jax.grad(remat.with_policy(loss, "save_dots"))`.
 
+    Where a region runs decides its `prevent_cse`, whatever it was: off in a scan that
+    stays a loop, on elsewhere, where XLA would undo the recomputation. Regions inside
+    a region get the policy too; what the outermost keeps, all of them have.
+
     Args:
         fn: Any function that JAX can trace, with regions in it: inside scan, cond,
             while, jit, shard_map and other regions too.
@@ -148,7 +158,9 @@ def with_policy(
 
     def decide(regions: Sequence[Region], program: compat.AnyJaxpr) -> list[_Decision]:
         chosen = assignment.policies_of(regions or _hidden(program))
-        return [_decision(*pair) for pair in zip(regions, chosen, strict=True)]
+        barriers, marked = needs_barriers(regions), marked_outside(regions, chosen)
+        given = zip(regions, chosen, barriers, marked, strict=True)
+        return [_decision(*one) for one in given]
 
     return rewrite_equations(
         fn, select=is_region, decide=decide, edit=_set_policy, make_site=Region
@@ -161,25 +173,32 @@ def _is_plan(policy: Any) -> TypeGuard[Plan]:
     return isinstance(policy, Plan)
 
 
-_Decision = tuple[Policy | None, str | None]
-"""The policy of a region, and its path where the policy reads it."""
+_Decision = tuple[Policy | None, str | None, bool, bool]
+"""The policy of a region, its path where the policy reads it, whether it needs a
+barrier, and whether a region around it marks what both keep."""
 
 
-def _decision(region: Region, policy: Policy | None) -> _Decision:
+def _decision(
+    region: Region, policy: Policy | None, barrier: bool, marked: bool
+) -> _Decision:
     reads_path = policy is not None and "region_path" in policy.needs
-    return policy, region.path if reads_path else None
+    return policy, region.path if reads_path else None, barrier, marked
 
 
 def _set_policy(
     region: Region, eqn: jec.JaxprEqn, decision: _Decision
 ) -> jec.JaxprEqn | None:
-    policy, region_path = decision
+    policy, region_path, barrier, marked = decision
     if policy is None:
         return eqn
     if removes(policy):
         return without_region(eqn)
     if not policy.needs_binding:
-        return eqn.replace(params={**eqn.params, "policy": policy})
+        return eqn.replace(params={**with_barrier(eqn, barrier), "policy": policy})
+    if marked:
+        return eqn.replace(
+            params={**with_barrier(eqn, barrier), "policy": KeepMarked()}
+        )
     if region.in_rule:
         raise RegionError(
             f"{policy!r} must see every value of a region, and the region "
@@ -188,7 +207,8 @@ def _set_policy(
             "itself, such as 'save_dots'."
         )
     jaxpr, bound = bind(policy, eqn.params["jaxpr"], region_path=region_path)
-    return eqn.replace(params={**eqn.params, "jaxpr": jaxpr, "policy": bound})
+    params = {**with_barrier(eqn, barrier), "jaxpr": jaxpr, "policy": bound}
+    return eqn.replace(params=params)
 
 
 def _hidden(program: compat.AnyJaxpr) -> tuple[Region, ...]:
