@@ -1,7 +1,8 @@
 """Selectors by what JAX does not tell a policy: size, dtype, module, operands."""
 
 import fnmatch
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ from jax.core import ShapedArray
 
 from remat.policies._checks import checked_count, checked_strings
 from remat.policies._errors import PolicyError
+from remat.policies._rules import Rule
 from remat.policies._selector import Selector, call_code
 from remat.policies._value import Value
 
@@ -127,6 +129,20 @@ def ends_with(path: str, pattern: str) -> bool:
     )
 
 
+def place_selectors(policy: Any) -> Iterator[Selector]:
+    """The selectors by module, size and dtype that a policy is made of."""
+    if isinstance(policy, LargerThan | OfDtype | InModule | DirectlyIn):
+        yield policy
+    elif isinstance(policy, tuple | frozenset):
+        for part in policy:
+            yield from place_selectors(part)
+    elif is_dataclass(policy) and hasattr(policy, "rule"):
+        yield from place_selectors(policy.rule)
+    elif isinstance(policy, Rule | Selector):
+        for field in fields(policy):  # pyright: ignore[reportArgumentType]
+            yield from place_selectors(getattr(policy, field.name))
+
+
 def larger_than(n_bytes: int) -> Selector:
     """Values of more than so many bytes, on all devices together.
 
@@ -183,7 +199,8 @@ def in_module(*patterns: str) -> Selector:
 
     A pattern is a glob over the modules of a path, each part for one module. It may
     start at any of them, so `"attention"`, `"*/attention"` and `"h_*/attention"` all
-    match values made in `h_0/attention/query`.
+    match values made in `h_0/attention/query`. The path goes on from that of the region
+    (`Region.path`), so it does not matter which of these modules is the region.
 
     Args:
         *patterns: Patterns with `*`, `?` and `[…]`; any may match.

@@ -32,6 +32,7 @@ from remat._regions._with_policy import MissingNamesWarning as MissingNamesWarni
 from remat._regions._with_policy import NoNamesFound as NoNamesFound
 from remat._regions._with_policy import Region as Region
 from remat._regions._with_policy import RegionError as RegionError
+from remat._regions._with_policy import UnmatchedRuleWarning as UnmatchedRuleWarning
 from remat._regions._with_policy import find_regions as find_regions
 from remat._regions._with_policy import with_policy as with_policy
 from remat._regions._with_policy import with_regions as with_regions

@@ -18,6 +18,7 @@ from remat._lint._flow import (
 )
 from remat._naming._naming import KeepMarked, bind
 from remat._regions._assign import Assignment, MissingNamesWarning, NoNamesFound
+from remat._regions._errors import UnmatchedRuleWarning
 from remat._regions._nnx import recorded
 from remat._regions._region import Region, is_region
 from remat._regions._sites import survey_jaxpr
@@ -158,7 +159,9 @@ class Traced:
         around: list[Linted | None] = []
         for region, policy in zip(self.regions, policies, strict=True):
             outer = around[region.depth - 1] if region.depth else None
-            by_region = policy is not None and "region_path" in policy.needs
+            by_region = policy is not None and bool(
+                policy.needs & {"region_path", "module_path"}
+            )
             key = (id(region.eqn.params["jaxpr"]), policy, by_region and region.path)
             if key not in flows:
                 flows[key] = None
@@ -213,7 +216,8 @@ _BOUND = "the bound policy"
 
 def _assigned(regions: Sequence[Region], wanted: Policy) -> Sequence[Policy | None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MissingNamesWarning)  # the rules say it
+        for category in (MissingNamesWarning, UnmatchedRuleWarning):
+            warnings.simplefilter("ignore", category)  # the rules say it
         try:
             return Assignment.of(wanted).policies_of(regions)
         except NoNamesFound:

@@ -16,6 +16,7 @@ from jax.ad_checkpoint import Offloadable
 from remat import _jax_compat as compat
 from remat._naming._labels import Label as Label
 from remat._naming._labels import NamedValue
+from remat._naming._paths import joined
 from remat._naming._reads import reading_inputs
 from remat._naming._settle import is_inexact
 from remat._naming._walk import CUSTOM_RULES, Namer, NameWalk
@@ -89,7 +90,7 @@ def bind(
     Args:
         policy: Asked once about each value of the region, with every field known.
         jaxpr: The region's open jaxpr.
-        region_path: The region's path, for rules that read it.
+        region_path: The region's path, for rules that read it or a module's.
         layer: Which layer of a stack the region is.
         n_layers: How many layers the stack has.
 
@@ -136,6 +137,18 @@ def decisions(
     return table
 
 
+def values(jaxpr: jec.Jaxpr, *, region_path: str | None = None) -> list[Value]:
+    """The values of a region as a policy sees them, those of its rules left out."""
+    describe = _describer(jaxpr, region_path, None, None)
+    found: list[Value] = []
+
+    def name(value: NamedValue) -> None:
+        found.append(describe(value))
+
+    NameWalk(jaxpr, name).run()
+    return found
+
+
 class Decides(Protocol):
     """What `bind` needs of a policy."""
 
@@ -175,18 +188,26 @@ def _decider(
     n_layers: int | None,
 ) -> Callable[[NamedValue], Decision]:
     """Ask a policy about a region's values, with everything known that it may read."""
+    describe = _describer(jaxpr, region_path, layer, n_layers)
+    return lambda named: policy.decide(describe(named))
+
+
+def _describer(
+    jaxpr: jec.Jaxpr, region_path: str | None, layer: int | None, n_layers: int | None
+) -> Callable[[NamedValue], Value]:
+    """What policies see of a region's values."""
     reading = reading_inputs(jaxpr)
 
-    def decide(named: NamedValue) -> Decision:
+    def describe(named: NamedValue) -> Value:
         eqn, label = named.eqn, named.label
-        value = Value(
+        return Value(
             primitive=label.primitive,
             params=eqn.params,
             in_avals=tuple(atom.aval for atom in eqn.invars),
             out_avals=(named.aval,),
             name=label.checkpoint_name if label.primitive == "name" else None,
             aliases=named.aliases,
-            module_path=label.module_path,
+            module_path=joined(region_path, label.module_path),
             layer=layer,
             n_layers=n_layers,
             region_path=region_path,
@@ -194,9 +215,8 @@ def _decider(
             reads_input=id(eqn) in reading,
             jax_primitive=eqn.primitive,
         )
-        return policy.decide(value)
 
-    return decide
+    return describe
 
 
 def _check_ids(wanted: Iterable[str], labels: Mapping[str, Label]) -> None:

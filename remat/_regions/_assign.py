@@ -11,6 +11,7 @@ from remat._regions._errors import MissingNamesWarning as MissingNamesWarning
 from remat._regions._errors import NoNamesFound as NoNamesFound
 from remat._regions._errors import RegionError, listed, near
 from remat._regions._name_check import check_names
+from remat._regions._place_check import check_places
 from remat._regions._region import Region
 from remat._regions._split_layers import Layers, Part
 from remat.policies import Policy, PolicyMap, as_policy, none
@@ -57,7 +58,9 @@ class Assignment:
             for pattern, _ in self.rules:
                 _check_pattern(pattern, reachable)
         for policy in dict.fromkeys(policy for _, policy in self.rules):
-            check_names(policy, [r for r in reachable if self._rule(r) == policy])
+            given = [r for r in reachable if self._rule(r) == policy]
+            check_names(policy, given)
+            check_places(policy, given)
         layers = _layers(reachable)
         chosen = [
             _for_layer(self._rule(region), region, layers.get(region.index))

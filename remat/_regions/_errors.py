@@ -20,6 +20,10 @@ class MissingNamesWarning(UserWarning):
         self.missing = missing
 
 
+class UnmatchedRuleWarning(UserWarning):
+    """A policy's rule by module, size or dtype fits no value."""
+
+
 class CapturedModuleError(RegionError):
     """A function uses an NNX module that it captures and was not passed."""
 

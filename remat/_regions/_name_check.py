@@ -40,7 +40,7 @@ def check_names(policy: Policy, regions: Sequence[Region]) -> None:
     )
     if len(missing) == len(wanted) and found.is_complete:
         raise NoNamesFound(f"{message} As it is, nothing would be kept by name.")
-    warnings.warn(MissingNamesWarning(message, missing), stacklevel=_users_level())
+    warnings.warn(MissingNamesWarning(message, missing), stacklevel=users_level())
 
 
 def _check_patterns(policy: Policy, regions: Sequence[Region]) -> None:
@@ -67,7 +67,7 @@ def _what_is_emitted(found: Emitted, missing: Sequence[str] = ()) -> str:
     return what if found.is_complete else what + unread
 
 
-def _users_level() -> int:
+def users_level() -> int:
     """How many calls up the user's code is, past this package, JAX and Flax."""
     names = [name for name in ("remat", "jax", "flax") if name in sys.modules]
     files = [sys.modules[name].__file__ or "" for name in names]

@@ -25,6 +25,7 @@ from remat._regions._errors import CapturedModuleError as CapturedModuleError
 from remat._regions._errors import MissingNamesWarning as MissingNamesWarning
 from remat._regions._errors import NoNamesFound as NoNamesFound
 from remat._regions._errors import RegionError as RegionError
+from remat._regions._errors import UnmatchedRuleWarning as UnmatchedRuleWarning
 from remat._regions._make_regions import Wanted
 from remat._regions._make_regions import with_regions as with_regions
 from remat._regions._nnx import recorded
@@ -181,7 +182,7 @@ barrier, and whether a region around it marks what both keep."""
 def _decision(
     region: Region, policy: Policy | None, barrier: bool, marked: bool
 ) -> _Decision:
-    reads_path = policy is not None and "region_path" in policy.needs
+    reads_path = policy is not None and policy.needs & {"region_path", "module_path"}
     return policy, region.path if reads_path else None, barrier, marked
 
 
