@@ -2,7 +2,7 @@
 
 import fnmatch
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jax.numpy as jnp
@@ -131,16 +131,15 @@ def ends_with(path: str, pattern: str) -> bool:
 
 def place_selectors(policy: Any) -> Iterator[Selector]:
     """The selectors by module, size and dtype that a policy is made of."""
-    if isinstance(policy, LargerThan | OfDtype | InModule | DirectlyIn):
-        yield policy
-    elif isinstance(policy, tuple | frozenset):
-        for part in policy:
+    made_of = getattr(policy, "rule", policy)
+    if isinstance(made_of, LargerThan | OfDtype | InModule | DirectlyIn):
+        yield made_of
+    elif isinstance(made_of, tuple | frozenset):
+        for part in made_of:
             yield from place_selectors(part)
-    elif is_dataclass(policy) and hasattr(policy, "rule"):
-        yield from place_selectors(policy.rule)
-    elif isinstance(policy, Rule | Selector):
-        for field in fields(policy):  # pyright: ignore[reportArgumentType]
-            yield from place_selectors(getattr(policy, field.name))
+    elif isinstance(made_of, Rule | Selector):
+        for field in fields(made_of):  # pyright: ignore[reportArgumentType]
+            yield from place_selectors(getattr(made_of, field.name))
 
 
 def larger_than(n_bytes: int) -> Selector:
