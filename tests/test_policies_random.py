@@ -12,8 +12,8 @@ from jax.ad_checkpoint import checkpoint_name
 from remat import policies
 from remat.policies import Decision, Value
 from tests.helpers import saved_residuals
+from tests.random_policies import NAMES, anything
 
-NAMES = ("a", "b", "c")
 STEPS = {
     "sin": jnp.sin,
     "exp": lambda x: jnp.exp(-(x**2)),
@@ -27,41 +27,6 @@ STEPS = {
     **{name: lambda x, name=name: checkpoint_name(x, name) for name in NAMES},
 }
 
-selectors = st.recursive(
-    st.sampled_from(
-        [
-            policies.anything(),
-            policies.dots(),
-            policies.dots_no_batch(),
-            policies.elementwise(),
-            policies.discrete(),
-            policies.primitive("sin", "mul"),
-            policies.named("a", "b"),
-            policies.named_like("[bc]"),
-        ]
-    ),
-    lambda inner: st.one_of(
-        st.builds(lambda a, b: a | b, inner, inner),
-        st.builds(lambda a, b: a & b, inner, inner),
-        st.builds(lambda a, b: a - b, inner, inner),
-        st.builds(lambda a: ~a, inner),
-    ),
-    max_leaves=3,
-)
-anything = st.recursive(
-    st.one_of(
-        st.builds(policies.save, selectors),
-        st.builds(policies.offload, selectors),
-        st.sampled_from([policies.nothing, policies.everything, policies.minimal]),
-    ),
-    lambda inner: st.one_of(
-        st.builds(lambda a, b: a | b, inner, inner),
-        st.builds(lambda a, b: a & b, inner, inner),
-        st.builds(lambda a, b: a - b, inner, inner),
-        st.builds(lambda a: ~a, inner),
-    ),
-    max_leaves=4,
-)
 unbound = anything.filter(lambda policy: not policy.needs_binding)
 programs = st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=6)
 
