@@ -478,25 +478,48 @@ def report(x):
     """A callback."""
 
 
+def pure(x):
+    return jax.pure_callback(report, jax.ShapeDtypeStruct((), x.dtype), x)
+
+
 @pytest.mark.parametrize(
-    ("call", "name"),
+    ("call", "code", "says"),
     [
-        (lambda x: jax.debug.callback(report, x), "report"),
-        (lambda x: io_callback(report, None, jax.lax.stop_gradient(x)), "report"),
+        (lambda x: jax.debug.callback(report, x), "repeated-callback", "'report'"),
+        (lambda x: jax.debug.print("{}", x), "repeated-callback", "runs twice"),
+        (
+            lambda x: io_callback(report, None, jax.lax.stop_gradient(x)),
+            "refused-callback",
+            "'report': the gradient raises NotImplementedError",
+        ),
     ],
+    ids=["debug", "print", "io"],
 )
-def test_repeated_callback(call, name):
+@pytest.mark.parametrize("policy", ["nothing", "everything"])
+def test_callbacks_in_regions(call, code, says, policy):
     def block(w, x):
-        call(x)
+        call(x.sum())
         return plain(w, x)
 
-    (finding,) = found("repeated-callback", unrolled(block), "nothing", W, X)
-    assert name in finding.message
-    assert finding.source is not None
+    findings = lint(unrolled(block), policy, W, X)
+    assert [finding.code for finding in findings] == [code]
+    assert says in findings[0].message
+    assert findings[0].source and findings[0].source.startswith("test_lint.py")
     outside = unrolled(plain)
-    assert not found(
-        "repeated-callback", lambda w, x: (call(x), outside(w, x))[1], "nothing", W, X
-    )
+    assert not lint(lambda w, x: (call(x), outside(w, x))[1], policy, W, X)
+    assert not lint(unrolled(block), "none", W, X)
+
+
+def test_pure_callbacks_run_twice_unless_their_result_is_kept():
+    def block(w, x):
+        scale = pure(jax.lax.stop_gradient(x.sum()))
+        return jnp.sin(jnp.sin(x @ w) * scale)
+
+    (finding,) = lint(unrolled(block), "save_dots", W, X)
+    assert finding.code == "repeated-callback"
+    keep = policies.save_dots | policies.save(policies.primitive("pure_callback"))
+    assert "save(primitive('pure_callback'))" in finding.fix
+    assert not lint(unrolled(block), keep, W, X)
 
 
 @pytest.mark.parametrize("choose", ["top_k", "argmax", "argsort"])

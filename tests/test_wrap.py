@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import io_callback
 
 import remat
 from remat._wrap._hold import Static, StaticArgumentError, hold, release
@@ -391,6 +392,36 @@ def test_callbacks_run_in_both_passes(ordered, remat3):
         if remat3:
             jax.config.update("jax_remat3", False)
     assert calls == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("remat3", [False, True])
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize(
+    "wrap",
+    [remat.remat, lambda fn: remat.with_policy(jax.checkpoint(fn), "save_dots")],
+    ids=["remat", "with_policy"],
+)
+def test_error_about_an_io_callback_names_its_line(wrap, ordered, remat3, jitted):
+    if remat3 and not hasattr(jax.config, "jax_remat3"):
+        pytest.skip("no jax_remat3")
+
+    def noisy(x):
+        io_callback(print, None, jax.lax.stop_gradient(x), ordered=ordered)
+        return jnp.sin(jnp.sin(x))
+
+    line = noisy.__code__.co_firstlineno + 1
+    grad = jax.grad(wrap(noisy))
+    if remat3:
+        jax.config.update("jax_remat3", True)
+    try:
+        with pytest.raises(
+            NotImplementedError, match=rf"called at test_wrap.py:{line}"
+        ):
+            (jax.jit(grad) if jitted else grad)(2.0)
+    finally:
+        if remat3:
+            jax.config.update("jax_remat3", False)
 
 
 @pytest.mark.parametrize(

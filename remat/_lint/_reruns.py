@@ -15,7 +15,7 @@ _COLLECTIVES = frozenset(
     "psum2 psum_invariant psum_scatter ragged_all_to_all reduce_scatter".split()
 )
 _CALLBACKS = frozenset(
-    "debug_callback debug_print io_callback pure_callback python_callback".split()
+    "debug_callback debug_print pure_callback python_callback".split()
 )
 _CHOICES = frozenset({"top_k", "approx_top_k", "argmax", "argmin"})
 
@@ -40,23 +40,45 @@ def repeated_collectives(linted: Linted) -> Iterator[Finding]:
     )
 
 
+def refused_callbacks(linted: Linted) -> Iterator[Finding]:
+    """Callbacks for which JAX differentiates no region."""
+    if linted.is_removed:
+        return
+    for position in linted.flow.named("io_callback"):
+        eqn = linted.flow.equation(position).eqn
+        yield linted.finding(
+            "refused-callback",
+            "error",
+            f"JAX differentiates no region with an io_callback in it"
+            f"{_callback_name(eqn.params.get('callback'))}: the gradient raises "
+            "NotImplementedError.",
+            "Return the value and call back outside the region, or use "
+            "jax.debug.callback, which runs in both passes.",
+            linted.source(position),
+        )
+
+
 def repeated_callbacks(linted: Linted) -> Iterator[Finding]:
     """Callbacks that run once in each pass."""
     flow = linted.flow
+    if linted.is_removed:
+        return
     for position in flow.named(*_CALLBACKS):
         eqn = flow.equation(position).eqn
-        # JAX keeps an effect in both passes, unless the policy keeps its equation; a
-        # pure callback runs where it is needed.
-        if position in flow.decisions or not (eqn.effects or position in flow.rerun):
+        # JAX keeps an effect in both passes, and asks no policy whether to; a pure
+        # callback runs where it is needed.
+        if not eqn.effects and position not in flow.rerun:
             continue
+        name = eqn.primitive.name
         callback = _callback_name(eqn.params.get("callback"))
+        keep = f", or keep its result: policy | save(primitive({name!r}))"
         yield linted.finding(
             "repeated-callback",
             "warning",
-            f"the callback{callback} ({eqn.primitive.name}) runs twice a step: in the "
-            "forward pass, and when the region is recomputed.",
-            "Return the value and call back outside the region, or keep the call: "
-            f"policy | save(primitive({eqn.primitive.name!r})).",
+            f"the callback{callback} ({name}) runs twice a step: in the forward pass, "
+            "and when the region is recomputed.",
+            "Return the value and call back outside the region"
+            + ("." if eqn.effects else keep + "."),
             linted.source(position),
         )
 
@@ -77,7 +99,12 @@ def repeated_choices(linted: Linted) -> Iterator[Finding]:
         )
 
 
-RERUN_RULES = (repeated_collectives, repeated_callbacks, repeated_choices)
+RERUN_RULES = (
+    repeated_collectives,
+    refused_callbacks,
+    repeated_callbacks,
+    repeated_choices,
+)
 
 
 def _is_choice(linted: Linted, position: int) -> bool:

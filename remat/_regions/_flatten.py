@@ -14,6 +14,7 @@ import jax.extend.core as jec
 import numpy as np
 
 from remat import _jax_compat as compat
+from remat._regions._effects import naming_callbacks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +30,9 @@ class Recording:
 
     def run(self, closed: compat.ClosedJaxpr) -> Any:
         """What the call returns when `closed` stands in for its program."""
-        return self.finish(compat.evaluate(closed, self.inputs))
+        with naming_callbacks(lambda: closed):
+            outputs = compat.evaluate(closed, self.inputs)
+        return self.finish(outputs)
 
 
 _NEEDS_A_VALUE = (

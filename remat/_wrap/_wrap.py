@@ -23,6 +23,7 @@ import jax
 
 from remat import _jax_compat as compat
 from remat import policies
+from remat._regions._effects import naming_callbacks
 from remat._wrap._hold import Arguments, accepts_name, argument_names, hold, release
 from remat._wrap._rolled_scan import in_rolled_scan_body
 
@@ -85,6 +86,10 @@ def remat(
     return _wrap(target, rule, tuple(names))
 
 
+def _traced(fn: Callable[..., Any], args: Any, kwargs: Any) -> compat.AnyJaxpr:
+    return compat.trace(lambda: fn(*args, **kwargs))[0]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule:
     """How a region is made, whatever is in it."""
@@ -126,7 +131,8 @@ class Rule:
                 prevent = not in_rolled_scan_body()
             else:
                 prevent = self.prevent_cse
-            with compat.remat3_off():
+            traced = functools.partial(_traced, fn, args, kwargs)
+            with compat.remat3_off(), naming_callbacks(traced):
                 return by_prevent[prevent](*args, **kwargs)
 
         return region
