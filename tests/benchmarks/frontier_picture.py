@@ -1,0 +1,101 @@
+"""GPT-2 on v5e: the planner's points under the named policies, as a picture.
+
+Draws `docs/frontier_gpt2_v5e.svg` from what `tests.benchmarks.dominance` compiled:
+
+    python -m tests.benchmarks.dominance --models gpt2 --targets v5e
+    python -m tests.benchmarks.frontier_picture
+"""
+
+import html
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from remat._files import write_text
+from tests.benchmarks.dominance import RESULTS
+from tests.benchmarks.dominance_table import compiled
+
+PICTURE = Path(__file__).parent.parent.parent / "docs" / "frontier_gpt2_v5e.svg"
+LEFT, RIGHT, TOP, BOTTOM = 60, 760, 30, 350
+
+
+class Axes:
+    """From GiB of peak and recomputed share of the forward pass to the page."""
+
+    def __init__(self, cell: Mapping[str, Any]) -> None:
+        figures = [*compiled(cell["named"]).values()]
+        self.forward = cell["forward_flops"]
+        peaks = [one["peak_bytes"] for one in figures]
+        self.low, self.high = 0.95 * min(peaks), 1.02 * max(peaks)
+        self.most = 1.08 * max(one["recompute_flops"] for one in figures)
+
+    def at(self, one: Mapping[str, Any]) -> tuple[int, int]:
+        along = (one["peak_bytes"] - self.low) / (self.high - self.low)
+        up = one["recompute_flops"] / self.most
+        return round(LEFT + (RIGHT - LEFT) * along), round(BOTTOM - (BOTTOM - TOP) * up)
+
+
+def undominated(figures: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those with less recompute than all with less memory, least memory first."""
+    best: list[Mapping[str, Any]] = []
+    key = lambda one: (one["peak_bytes"], one["recompute_flops"])  # noqa: E731
+    for one in sorted(figures, key=key):
+        if not best or one["recompute_flops"] < best[-1]["recompute_flops"]:
+            best.append(one)
+    return best
+
+
+def steps(axes: Axes, points: list[Mapping[str, Any]]) -> str:
+    """The plan at every budget: a point holds until the next one fits."""
+    path = ""
+    for one in points:
+        x, y = axes.at(one)
+        path += f"H{x}V{y}" if path else f"M{x},{y}"
+    return f"{path}H{RIGHT}"
+
+
+def picture(cell: Mapping[str, Any]) -> str:
+    """The SVG, in light and dark."""
+    axes = Axes(cell)
+    named, points = compiled(cell["named"]), compiled(cell["points"])
+    line = undominated([*points.values(), *named.values()])
+    marks = [
+        f'<circle cx="{x}" cy="{y}" r="4" class="plan"/>'
+        for x, y in map(axes.at, undominated(points.values()))
+    ]
+    last = 0
+    for name in sorted(named, key=lambda n: axes.at(named[n])[::-1]):
+        x, y = axes.at(named[name])
+        last = max(y, last + 13)  # labels one below the other, never over another
+        marks.append(
+            f'<rect x="{x - 3}" y="{y - 3}" width="6" height="6" class="named"/>'
+            f'<line x1="{x}" y1="{y}" x2="{x + 12}" y2="{last}"/>'
+            f'<text x="{x + 14}" y="{last + 4}">{html.escape(name)}</text>'
+        )
+    low, high = axes.low / 2**30, axes.high / 2**30
+    share = 100 * axes.most / axes.forward
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 640" role="img">
+<title>GPT-2 on v5e: plans (dots and line) and named policies (squares)</title>
+<style>text{{font:11px sans-serif;fill:#444}}.named{{fill:#4c78a8}}.plan{{fill:#e45756}}
+.curve{{fill:none;stroke:#e45756;stroke-width:1.5}}line{{stroke:#999}}
+@media(prefers-color-scheme:dark){{text{{fill:#ccc}}}}</style>
+<line x1="{LEFT}" y1="{BOTTOM}" x2="{RIGHT}" y2="{BOTTOM}"/>
+<line x1="{LEFT}" y1="{TOP}" x2="{LEFT}" y2="{BOTTOM}"/>
+<path d="{steps(axes, line)}" class="curve"/>
+<text x="250" y="{BOTTOM + 24}">compiled peak, {low:.1f} to {high:.1f} GiB</text>
+<text x="18" y="330" transform="rotate(-90 18 330)">recomputed, 0 to {share:.0f} % of
+the forward pass</text>
+{"".join(marks)}
+</svg>
+"""
+
+
+def main() -> None:
+    cell = json.loads((RESULTS / "gpt2-v5e.json").read_text())
+    write_text(PICTURE, picture(cell))
+    print(PICTURE)
+
+
+if __name__ == "__main__":
+    main()
