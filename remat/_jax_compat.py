@@ -447,6 +447,16 @@ def at_place_of(eqn: jec.JaxprEqn, *, check_vma: bool) -> Iterator[None]:
         yield
 
 
+def traced_as(eqn: jec.JaxprEqn) -> contextlib.AbstractContextManager[None]:
+    """Trace as where an equation with programs in it was traced.
+
+    Whether the `shard_map` around it checks what varies over its axes, the types tell.
+    """
+    inside = [var for sub in subjaxprs(eqn.params) for var in open_jaxpr(sub).invars]
+    varying = any(getattr(var.aval, "vma", None) for var in inside)
+    return at_place_of(eqn, check_vma=varying)
+
+
 def is_weak(atom: Any) -> bool:
     """Whether a variable's type is weak, as a Python number's is."""
     return getattr(atom.aval, "weak_type", False)

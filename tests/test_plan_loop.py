@@ -152,7 +152,7 @@ def test_a_loss_without_regions_says_how_to_make_one():
         remat.plan(lambda w: (w**2).sum(), X, target="cpu")
 
 
-def test_regions_that_need_a_mesh_keep_their_policy():
+def test_regions_that_need_a_mesh_are_planned_too():
     from jax.sharding import Mesh, PartitionSpec
 
     mesh = Mesh(jax.devices()[:1], ("x",))
@@ -167,9 +167,8 @@ def test_regions_that_need_a_mesh_keep_their_policy():
 
     w = jax.ShapeDtypeStruct((32, 32), jnp.float32)
     plan = remat.plan(loss, w, X, target="cpu", budget="1GiB")
-    choices = {region.path: region.choice for region in plan.regions}
-    assert sorted(choices.values(), key=str) == ["A", None]
-    assert any("left with its own policy" in note for note in plan.notes)
+    assert len(plan.regions) == 2
+    assert None not in {region.choice for region in plan.regions}
 
 
 def test_the_curve_and_the_policies_on_it():

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from remat import _jax_compat as compat
 from remat._naming._naming import decisions
 from remat._plan._choose import Allotment, Share, Stack, choose
 from remat._plan._costs import Rates
@@ -167,7 +168,8 @@ def find_kinds(
     kinds = []
     for group in groups.values():
         try:
-            graph = build_graph(group[0].jaxpr, rates)
+            with compat.traced_as(group[0].eqn):
+                graph = build_graph(group[0].jaxpr, rates)
         except GraphError as error:
             left.update((region.index, str(error)) for region in group)
             continue
