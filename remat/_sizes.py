@@ -87,6 +87,17 @@ def format_count(n: float) -> str:
     return f"{n:.0f}"
 
 
+def format_flop(n: float) -> str:
+    """Writes an amount of arithmetic.
+
+    Example:
+        >>> format_flop(154.6e9), format_flop(556)
+        ('154.6 GFLOP', '556 FLOP')
+    """
+    count = format_count(n)
+    return f"{count}FLOP" if count[-1].isalpha() else f"{count} FLOP"
+
+
 def format_seconds(seconds: float) -> str:
     """Writes a time for people.
 

@@ -19,6 +19,7 @@ from remat._cost._jaxpr import jaxpr_cost
 from remat._lint._lint import Finding, lint, lint_program
 from remat._lint._notes import notes_of
 from remat._lint._program import Traced
+from tests.grid_programs import flash_attention
 from tests.helpers import stable_id
 
 W, X = jnp.zeros((8, 8)), jnp.zeros((4, 8))
@@ -357,6 +358,16 @@ def test_unseen_matmul():
     assert not found("unseen-matmul", unrolled(experts), seen, EXPERTS, TOKENS)
     # Attention's products are what a policy without batch dims means to leave out.
     assert not found("unseen-matmul", unrolled(attention), "save_dots_no_batch", W, X)
+
+
+def test_unseen_kernel_with_its_arithmetic():
+    loss, args = flash_attention(jnp.float32)
+    (finding,) = found("unseen-matmul", loss, "save_dots", *args)
+    # Two products of 4 x 8 by 8 x 4, 256 multiplications and additions each, and more.
+    assert re.search(r"1 pallas_call, [5-9]\d\d FLOP", finding.message)
+    keep = policies.save_dots | policies.save(policies.primitive("pallas_call"))
+    assert "save(primitive(name))" in finding.fix
+    assert not found("unseen-matmul", loss, keep, *args)
 
 
 # --- where regions stand

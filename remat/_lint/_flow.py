@@ -7,6 +7,7 @@ required, or needed by what runs again, and neither kept nor an input, runs agai
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -253,4 +254,13 @@ def _flops(equation: FlowEquation) -> float:
     if equation.moves or equation.eqn.primitive.name == "name":
         return 0.0
     one = compat.single_equation(equation.eqn, compat.variables(equation.eqn))
-    return equation.times * jaxpr_cost(one).flops
+    flops = jaxpr_cost(one).flops
+    if not flops and equation.eqn.primitive.name == "pallas_call":
+        flops = _kernel_flops(equation.eqn)
+    return equation.times * flops
+
+
+def _kernel_flops(eqn: jec.JaxprEqn) -> float:
+    """Arithmetic of a Pallas kernel that gives no estimate: its body, over its grid."""
+    steps = [n for n in eqn.params["grid_mapping"].grid if isinstance(n, int)]
+    return jaxpr_cost(eqn.params["jaxpr"]).flops * math.prod(steps)

@@ -7,7 +7,7 @@ from remat._finding import Finding
 from remat._lint._flow import KERNELS, MATMUL_LIKE
 from remat._lint._policy import is_batched
 from remat._lint._program import Linted
-from remat._sizes import format_count
+from remat._sizes import format_flop
 
 
 def unseen_matmuls(linted: Linted) -> Iterator[Finding]:
@@ -26,7 +26,7 @@ def unseen_matmuls(linted: Linted) -> Iterator[Finding]:
     seen = [p for p in flow.decisions if linted.primitive(p) in MATMUL_LIKE]
     flops, total = flow.flops(unseen), flow.flops(flow.known)
     listed = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
-    share = f", {format_count(flops)}FLOP ({flops / total:.0%})" if flops else ""
+    share = f", {format_flop(flops)} ({flops / total:.0%})" if flops else ""
     yield linted.finding(
         "unseen-matmul",
         "warning",

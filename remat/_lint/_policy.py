@@ -10,7 +10,7 @@ from remat._finding import Finding
 from remat._lint._flow import MATMUL_LIKE
 from remat._lint._program import Linted, Program
 from remat._naming._naming import name_region
-from remat._sizes import format_bytes, format_count
+from remat._sizes import format_bytes, format_flop
 from remat.policies import Policy, everything, none, nothing
 
 _SEEN_BY_REMAT3 = frozenset({"dot_general", "conv_general_dilated", "name"})
@@ -191,7 +191,7 @@ def partly_kept(linted: Linted) -> Iterator[Finding]:
             "warning",
             f"{format_bytes(n_bytes)} of {equation.eqn.primitive.name} are kept, and "
             f"it runs again for what is not: {shapes}"
-            + (f" ({format_count(flops)}FLOP)." if flops else "."),
+            + (f" ({format_flop(flops)})." if flops else "."),
             "Keep its other results too: remat.policies.save(primitive("
             f"{equation.eqn.primitive.name!r})), or give them names as well.",
             linted.source(position),
