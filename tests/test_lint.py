@@ -213,7 +213,8 @@ def test_saves_nothing_says_that_all_products_have_batch_dims():
     (finding,) = found("saves-nothing", loss, "save_dots_no_batch", EXPERTS, TOKENS)
     assert "0 of 2 matrix products (all 2 have batch dims)" in finding.message
     assert "save_dots_with_weights" in finding.fix
-    for policy in ("save_dots", "save_dots_with_weights", "nothing"):
+    # Of a policy by names, the rules about names say why.
+    for policy in ("save_dots", "save_dots_with_weights", "nothing", "minimal"):
         assert not found("saves-nothing", loss, policy, EXPERTS, TOKENS)
 
 

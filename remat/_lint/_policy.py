@@ -38,7 +38,7 @@ def saves_nothing(linted: Linted) -> Iterator[Finding]:
     flow, policy = linted.flow, linted.policy
     if policy in (None, nothing) or flow.stored() or not flow.rerun:
         return
-    if policy.primitives == {"name"}:
+    if policy.keeps_by_name_only:
         return  # the rules about names say why
     why, fix = _why_nothing(linted, policy)
     yield linted.finding(
