@@ -148,8 +148,8 @@ def assert_recomputes(
 
 def assert_peak_below(
     fn: Callable[..., Any],
-    *args: Any,
     limit: int | str,
+    *args: Any,
     target: str | Target | None = None,
     donate_argnums: int | Sequence[int] = (),
     **kwargs: Any,
@@ -159,8 +159,8 @@ def assert_peak_below(
     Args:
         fn: What is compiled, as it is: give a whole training step, or
             `jax.value_and_grad(loss)`.
-        *args: Arrays, `jax.ShapeDtypeStruct`s, pytrees of them, static values.
         limit: Bytes, or a text such as `"12GiB"`.
+        *args: Arrays, `jax.ShapeDtypeStruct`s, pytrees of them, static values.
         target: Where it is to run: a name such as `"v5e"`, which need not be here,
             or None for the attached device. CPU figures do not carry over.
         donate_argnums: Arguments whose memory the outputs may take.

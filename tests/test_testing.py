@@ -143,11 +143,11 @@ def test_recomputes_states_the_counts():
 def test_peak_below():
     wide = jax.ShapeDtypeStruct((256, 256), jnp.float32)
     fn = lambda x: (x @ x).sum()  # noqa: E731
-    testing.assert_peak_below(fn, wide, limit="4MiB", target="cpu")
+    testing.assert_peak_below(fn, "4MiB", wide, target="cpu")
     with pytest.raises(
         AssertionError, match=r"(?s)255\.0 KiB above the limit.*argument .*256"
     ):
-        testing.assert_peak_below(fn, wide, limit="1KiB", target="cpu")
+        testing.assert_peak_below(fn, "1KiB", wide, target="cpu")
 
 
 def test_linen_and_nnx_models():
