@@ -453,8 +453,13 @@ def traced_as(eqn: jec.JaxprEqn) -> contextlib.AbstractContextManager[None]:
     Whether the `shard_map` around it checks what varies over its axes, the types tell.
     """
     inside = [var for sub in subjaxprs(eqn.params) for var in open_jaxpr(sub).invars]
-    varying = any(getattr(var.aval, "vma", None) for var in inside)
-    return at_place_of(eqn, check_vma=varying)
+    return at_place_of(eqn, check_vma=any(_varies(var.aval) for var in inside))
+
+
+def _varies(aval: Any) -> bool:
+    if hasattr(aval, "mat"):  # 0.12
+        return bool(aval.mat.varying)
+    return bool(getattr(aval, "vma", None))
 
 
 def is_weak(atom: Any) -> bool:

@@ -189,7 +189,7 @@ def found(loss, policy):
         (
             scanned,
             policies.first_layers(9, "save_dots"),
-            [(6, "scan", "save_dots", True)],
+            [(6, "scan", "save_dots", False)],
         ),
         (
             unrolled_by_two,
@@ -214,7 +214,7 @@ def found(loss, policy):
         (
             nested_scans,
             FIRST,
-            [(2, "scan", "save_dots", True), (4, "scan", "nothing", True)],
+            [(2, "scan", "save_dots", False), (4, "scan", "nothing", False)],
         ),
         (
             in_microbatches,
