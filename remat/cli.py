@@ -386,9 +386,25 @@ def train(
     learning_rate: Annotated[
         float | None, typer.Option("--learning-rate", help="At its highest.")
     ] = None,
+    warmup: Annotated[
+        int | None, typer.Option("--warmup", help="Steps up to it.")
+    ] = None,
+    clip_norm: Annotated[
+        float | None, typer.Option("--clip-norm", help="Greatest gradient norm.")
+    ] = None,
+    dropout: Annotated[
+        float | None, typer.Option("--dropout", help="Share dropped, as 0.1.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="bfloat16 or float32.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of values, order and dropout.")
+    ] = None,
     checkpoint_every: Annotated[
         int, typer.Option("--checkpoint-every", help="Steps between checkpoints.")
     ] = 100,
+    keep: Annotated[int, typer.Option("--keep", help="Checkpoints kept.")] = 3,
     debug: Debug = False,
 ) -> None:
     """Train a preset, or go on with a run where its last checkpoint is."""
@@ -408,7 +424,13 @@ def train(
                 accumulate=accumulate,
                 horizon=horizon,
                 learning_rate=learning_rate,
+                warmup=warmup,
+                clip_norm=clip_norm,
+                dropout=dropout,
+                dtype=dtype,
+                seed=seed,
                 checkpoint_every=checkpoint_every,
+                keep=keep,
                 on_step=on_step,
                 say=show,
             )

@@ -261,6 +261,17 @@ def test_the_command_takes_a_mesh(tmp_path):
     found = json.loads((tmp_path / "c.json").read_text())
     assert found["options"]["mesh"] == {"fsdp": 2, "tensor": 2}
     assert found["options"]["batch"] == 2
+    done = run(
+        *("train", "gpt2-tiny", "--mesh", "fsdp=4,tensor=2", "--out", "many"),
+        *("--steps", "3", "--warmup", "2", "--horizon", "9", "--dropout", "0.1"),
+        *("--dtype", "bfloat16", "--clip-norm", "0.5", "--seed", "1", "--keep", "1"),
+        *("--batch", "8", "--seq", "16", "--checkpoint-every", "1"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(losses(tmp_path / "many")) == 3
+    settings = json.loads((tmp_path / "many" / "run.json").read_text())
+    assert settings["dtype"] == "bfloat16" and settings["clip_norm"] == 0.5
+    assert [p.name for p in (tmp_path / "many" / "checkpoints").iterdir()] == ["3"]
     done = run("train", "gpt2-tiny", "--mesh", "fsdp=64", "--out", "run")
     assert done.returncode == 2
     assert "needs 64 devices" in done.stderr

@@ -5,6 +5,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "remat compare gpt2 --target v5e",
         "remat compare gpt2 --target h100 --policies none,save_dots,nothing --batch 16",
         "remat compare mypackage.train:make --target a100-80gb --budget 60GiB",
+        "remat compare llama-3.1-8b --target v5e:4x4 --mesh fsdp=16",
     ),
     "fit": (
         "remat fit gpt2 --target h100 --max batch",
@@ -26,6 +27,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "train": (
         "remat train gpt2-tiny --out run --steps 200",
         "remat train gpt2 --out run --policy plan.json --data corpus.txt",
+        "remat train llama-tiny --out run --mesh fsdp=4,tensor=2 --dropout 0.1",
     ),
     "targets": ("remat targets",),
     "policies": ("remat policies", "remat policies save_dots"),
