@@ -80,9 +80,9 @@ def table(cells: list[dict[str, Any]]) -> str:
 
 _LEGEND = """\
 GiB of one device at the peak of an AdamW step; fp32 parameters, bf16 compute, T = 4096,
-one sequence for each part of the batch. `≥` is a probe's floor, ~~struck out~~ where that
-alone exceeds the device (15.75 GiB on v5e, 95.7 on v5p). **Bold** is a full compile under
-the device's limit, and fits.
+one sequence for each part of the batch. `≥` is a probe's floor, ~~struck out~~ where it
+alone exceeds the device (15.75 GiB on v5e, 95.7 on v5p). **Bold** is a full compile
+under the device's limit, and fits.
 """
 
 
