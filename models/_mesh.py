@@ -34,8 +34,8 @@ def make_mesh(mesh: MeshLike, target: Target | str | None = None) -> Mesh:
         TargetError: the target has fewer devices.
 
     Example:
-        >>> make_mesh("fsdp=1,tensor=1").shape
-        OrderedDict({'fsdp': 1, 'tensor': 1})
+        >>> dict(make_mesh("tensor=1,fsdp=1").shape)
+        {'fsdp': 1, 'tensor': 1}
     """
     if isinstance(mesh, Mesh):
         _check_axes(mesh.axis_names, mesh)
