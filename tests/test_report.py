@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax.ad_checkpoint import checkpoint_name
 
-from remat._compile._compile import XlaStats
+import remat
+from remat._compile._compile import XlaStats, lower
 from remat._hlo import HloError
 from remat._hlo._spaces import guess_kind
 from remat._naming._op_name import parse_op_name
@@ -524,3 +525,45 @@ def test_mutated_programs_are_reported_or_refused(name, seed, n_changes):
     except HloError:
         return
     json.loads(report.to_json())
+
+
+# Sums of the library's own model, on every target
+
+
+EVERY_TARGET = ("cpu", "v5e", "v5p", "v6e", "a100-80gb", "h100", "b200")
+
+
+def programs_of_gpt2(name):
+    """A small GPT-2's gradient under every policy, each different program once."""
+    built = remat.models.build("gpt2-tiny")
+    device = target(name)
+    texts = set()
+    for policy in remat.policies.names():
+        try:
+            loss = remat.with_policy(built.loss, policy)
+            lowered = lower(jax.value_and_grad(loss), built.args, {}, device)
+        except (remat.NoNamesFound, remat.policies.PolicyError):
+            continue
+        if lowered.as_text() not in texts:
+            texts.add(lowered.as_text())
+            yield lowered
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY_TARGET)
+def test_sums_of_gpt2_equal_xlas_own_under_every_policy(name):
+    n_programs = 0
+    for lowered in programs_of_gpt2(name):
+        report = analyze(lowered, target=name)
+        n_programs += 1
+        stats = stats_of(report)
+        assert report.argument_bytes == stats.argument_bytes
+        assert report.output_bytes == stats.output_bytes
+        assert report.alias_bytes == stats.alias_bytes
+        assert report.host_bytes == stats.host_temp_bytes
+        if target(name).kind == "tpu":  # XLA counts gaps twice there
+            assert report.temp_bytes <= stats.temp_bytes
+        else:
+            assert report.temp_bytes == stats.temp_bytes
+        assert max(p.device_bytes for p in report.timeline) == report.live_peak_bytes
+    assert n_programs >= 8
