@@ -90,10 +90,13 @@ def test_carries_are_on_the_host_of_a_gpu():
 @pytest.mark.parametrize("name", ["h100", pytest.param("v5e", marks=pytest.mark.slow)])
 def test_transfers_of_three_of_four_carries_overlap_compute(name):
     module = module_for(name)
-    assert transfers(module, "dynamic-update-slice") == [True] * 4
+    assert sum(transfers(module, "dynamic-update-slice")) >= 3  # 4 in jax 0.12
     assert sorted(transfers(module, "dynamic-slice")) == [False, True, True, True]
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 12), reason="XLA of jax 0.10 pipelines half of them"
+)
 def test_pipelined_by_xla_the_transfers_of_all_carries_overlap_compute():
     module = module_for("h100", xla_gpu_enable_pipelined_host_offloading=True)
     assert transfers(module, "dynamic-update-slice") == [True] * 4

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import remat
 from remat._jax_compat import REGION_PRIMITIVES
-from remat._regions._boundary import is_boundary
+from remat._regions import _boundary
 from remat._regions._sites import survey_jaxpr
 from tests.scan_programs import assert_same
 
@@ -65,7 +65,7 @@ def n_segments(fn, *args):
 
     def is_segment(eqn):
         is_region = eqn.primitive.name in REGION_PRIMITIVES
-        return is_region and is_boundary(eqn.params["policy"])
+        return is_region and _boundary.is_segment(eqn.params["policy"])
 
     sites = survey_jaxpr(jax.make_jaxpr(fn)(*args), is_segment).sites
     return sum(site.times for site in sites)

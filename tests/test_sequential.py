@@ -8,7 +8,7 @@ from flax import nnx
 
 import remat
 from remat._jax_compat import REGION_PRIMITIVES
-from remat._regions._boundary import is_boundary
+from remat._regions import _boundary
 from remat._regions._sites import survey_jaxpr
 from tests.scan_programs import assert_same
 
@@ -26,7 +26,7 @@ OPTIONS = [
 def n_segments(fn, *args):
     def is_segment(eqn):
         is_region = eqn.primitive.name in REGION_PRIMITIVES
-        return is_region and is_boundary(eqn.params["policy"])
+        return is_region and _boundary.is_segment(eqn.params["policy"])
 
     return len(survey_jaxpr(jax.make_jaxpr(fn)(*args), is_segment).sites)
 
