@@ -182,6 +182,11 @@ def test_the_commands_run_one_after_the_other(tmp_path):
     assert {"report.html", "plan.json"} <= {path.name for path in tmp_path.iterdir()}
 
 
+def test_labels_are_spread():
+    assert readme.spread([10, 12, 90], 14, 300) == [10, 24, 90]
+    assert readme.spread([280, 290, 295], 14, 300) == [272, 286, 300]
+
+
 def test_the_tables_are_what_the_results_say():
     assert readme.quick(TEXT) == TEXT
 

@@ -109,6 +109,17 @@ HIGHEST = 1.25
 """Step time against no remat beyond which a row is drawn at the top."""
 
 
+def spread(places: list[int], apart: int, lowest: int) -> list[int]:
+    """Ascending places moved as little as keeps them apart and above the lowest."""
+    found = list(places)
+    for i in range(1, len(found)):
+        found[i] = max(found[i], found[i - 1] + apart)
+    for i in reversed(range(len(found))):
+        limit = lowest if i == len(found) - 1 else found[i + 1] - apart
+        found[i] = min(found[i], limit)
+    return found
+
+
 def picture(found: remat.Comparison) -> str:
     """Peak memory against step time as an SVG of its own, in light and dark."""
     times = {row.policy: row.estimated_step_s or 0.0 for row in found.rows}
@@ -121,15 +132,16 @@ def picture(found: remat.Comparison) -> str:
         spot = (round(60 + 700 * row.peak_bytes / most), round(350 - 300 * height))
         name = row.policy if ratio <= HIGHEST else f"{row.policy} ({ratio:.1f}×)"
         at.setdefault(spot, []).append(name)
-    marks, last = [], 0
-    for (x, y), names in sorted(at.items(), key=lambda item: item[0][1]):
+    marks = []
+    spots = sorted(at.items(), key=lambda item: item[0][1])
+    lines = spread([y for (_, y), _ in spots], 14, 336)
+    for ((x, y), names), line in zip(spots, lines, strict=True):
         best = found.best in names
-        last = max(y, last + 13)  # labels one below the other, never over another
         marks.append(
             f'<circle cx="{x}" cy="{y}" r="{7 if best else 4}" '
             f'class="{"best" if best else "row"}"/>'
-            f'<line x1="{x}" y1="{y}" x2="{x + 12}" y2="{last}"/>'
-            f'<text x="{x + 14}" y="{last + 4}">{html.escape(", ".join(names))}</text>'
+            f'<line x1="{x}" y1="{y}" x2="{x + 12}" y2="{line}"/>'
+            f'<text x="{x + 14}" y="{line + 4}">{html.escape(", ".join(names))}</text>'
         )
     limit = round(60 + 700 * found.budget_bytes / most)
     one = round(350 - 300 * (1 - low) / (HIGHEST - low))
