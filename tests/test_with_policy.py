@@ -147,6 +147,22 @@ def test_last_policy_counts():
     assert {r.policy for r in remat.find_regions(twice, *args)} == {policies.nothing}
 
 
+def test_last_policy_counts_where_values_are_marked():
+    def n_kept(*given):
+        changed = loss
+        for policy in given:
+            changed = remat.with_policy(changed, policy)
+        return len(saved_residuals(changed, *args))
+
+    loss, args = unrolled()
+    large = policies.save(policies.larger_than(1))
+    dots = policies.save(policies.dots() & policies.larger_than(1))
+    assert n_kept("nothing") < n_kept(dots) < n_kept(large)
+    for last in (dots, large, "nothing", "save_dots"):
+        for first in (dots, large):
+            assert n_kept(first, large, last) == n_kept(last)
+
+
 # --- policies by pattern and by layer
 
 

@@ -51,7 +51,7 @@ def name_region(
 
 
 def keep(
-    jaxpr: jec.Jaxpr, decisions: Mapping[str, Decision]
+    jaxpr: jec.Jaxpr, decisions: Mapping[str, Decision], *, turn: int = 0
 ) -> tuple[jec.Jaxpr, "KeepMarked"]:
     """Mark what is kept of a region, and nothing else.
 
@@ -59,6 +59,7 @@ def keep(
         jaxpr: The region's open jaxpr.
         decisions: Decision by id, as `name_region` (without a prefix) lists them.
             What is not listed is recomputed.
+        turn: As `next_turn` says.
 
     Returns:
         The program with a name on each value that is saved or offloaded, its equation
@@ -72,9 +73,9 @@ def keep(
 
     def name(value: NamedValue) -> str | None:
         decision = decisions.get(value.label.id, Decision.RECOMPUTE)
-        return _MARKS[decision](value.label)
+        return _mark(decision, value.label, turn)
 
-    return NameWalk(jaxpr, name, show=True).run(), KeepMarked()
+    return NameWalk(jaxpr, name, show=True).run(), KeepMarked(turn)
 
 
 def bind(
@@ -84,6 +85,7 @@ def bind(
     region_path: str | None = None,
     layer: int | None = None,
     n_layers: int | None = None,
+    turn: int = 0,
 ) -> tuple[jec.Jaxpr, "KeepMarked"]:
     """Apply a policy that needs to know more of a value than JAX tells.
 
@@ -93,17 +95,18 @@ def bind(
         region_path: The region's path, for rules that read it or a module's.
         layer: Which layer of a stack the region is.
         n_layers: How many layers the stack has.
+        turn: As `next_turn` says.
 
     Returns:
         What takes the place of the region's jaxpr and of its policy, as from `keep`.
-        Decisions stand in the names, so every bound policy is the same object.
+        Decisions stand in the names, so bound policies of one turn are equal.
     """
     decide = _decider(policy, jaxpr, region_path, layer, n_layers)
 
     def name(value: NamedValue) -> str | None:
-        return _MARKS[decide(value)](value.label)
+        return _mark(decide(value), value.label, turn)
 
-    return NameWalk(jaxpr, name, show=True).run(), KeepMarked()
+    return NameWalk(jaxpr, name, show=True).run(), KeepMarked(turn)
 
 
 def decisions(
@@ -161,23 +164,45 @@ class Decides(Protocol):
 class KeepMarked:
     """The policy of a region whose names say what is kept (`keep`, `bind`).
 
-    All are equal, hashable and picklable: what differs stands in the region.
+    Those of one turn are equal, hashable and picklable: what differs stands in the
+    region.
     """
+
+    turn: int = 0
+    """Which marks count: a region that is marked again keeps the older ones too, since
+    those in derivative rules cannot be taken out."""
 
     def __call__(self, primitive: Any, *in_avals: Any, **params: Any) -> Any:
         """JAX's question: True to save, False to recompute, or where to offload."""
         name = params["name"] if primitive is compat.name_p else ""
+        if not name.startswith(MARKS):
+            return False
+        _, _, turn = name.partition(_TURN)
+        if turn != (str(self.turn) if self.turn else ""):
+            return False
         if name.startswith(_OFFLOAD):
             return Offloadable(src="device", dst="pinned_host")
-        return name.startswith(_SAVE)
+        return True
 
 
 _SAVE, _OFFLOAD = MARKS = ("remat.save:", "remat.offload:")
-_MARKS: dict[Decision, Callable[[Label], str | None]] = {
-    Decision.SAVE: lambda label: _SAVE + label.id,
-    Decision.OFFLOAD: lambda label: _OFFLOAD + label.id,
-    Decision.RECOMPUTE: lambda label: None,
-}
+_TURN = "@"
+
+
+def next_turn(policy: object) -> int:
+    """The turn of marks in a region that has a policy, so that older ones do not count.
+
+    Args:
+        policy: What the region has now.
+    """
+    return policy.turn + 1 if isinstance(policy, KeepMarked) else 0
+
+
+def _mark(decision: Decision, label: Label, turn: int) -> str | None:
+    if decision is Decision.RECOMPUTE:
+        return None
+    mark = _SAVE if decision is Decision.SAVE else _OFFLOAD
+    return f"{mark}{label.id}{_TURN}{turn}" if turn else mark + label.id
 
 
 def _decider(

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax.extend.core as jec
 
 from remat import _jax_compat as compat
-from remat._naming._naming import keep
+from remat._naming._naming import keep, next_turn
 from remat._plan._solve import Choice
 from remat._regions._assign import check_some_reachable
 from remat._regions._custom_rules import hidden_sites
@@ -56,5 +56,7 @@ def _edit(
         return eqn
     if treatment == "remove":
         return without_region(eqn)
-    jaxpr, policy = keep(eqn.params["jaxpr"], dict(treatment))
+    jaxpr, policy = keep(
+        eqn.params["jaxpr"], dict(treatment), turn=next_turn(region.policy)
+    )
     return eqn.replace(params={**eqn.params, "jaxpr": jaxpr, "policy": policy})

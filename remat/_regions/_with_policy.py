@@ -6,13 +6,14 @@ A region is a piece of program under `jax.checkpoint`, however it got there (Fla
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import jax.extend.core as jec
 
 from remat import _jax_compat as compat
-from remat._naming._naming import KeepMarked, bind
+from remat._naming._naming import KeepMarked, bind, next_turn
 from remat._regions._assign import (
     Assignment,
     check_some_reachable,
@@ -159,9 +160,10 @@ def with_policy(
 
     def decide(regions: Sequence[Region], program: compat.AnyJaxpr) -> list[_Decision]:
         chosen = assignment.policies_of(regions or _hidden(program))
+        turn = max((next_turn(region.policy) for region in regions), default=0)
         barriers, marked = needs_barriers(regions), marked_outside(regions, chosen)
         given = zip(regions, chosen, barriers, marked, strict=True)
-        return [_decision(*one) for one in given]
+        return [_decision(*one, turn) for one in given]
 
     return rewrite_equations(
         fn, select=is_region, decide=decide, edit=_set_policy, make_site=Region
@@ -174,32 +176,44 @@ def _is_plan(policy: Any) -> TypeGuard[Plan]:
     return isinstance(policy, Plan)
 
 
-_Decision = tuple[Policy | None, str | None, bool, bool]
-"""The policy of a region, its path where the policy reads it, whether it needs a
-barrier, and whether a region around it marks what both keep."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Decision:
+    """What becomes of a region."""
+
+    policy: Policy | None
+    """The policy it gets; None leaves it as it is."""
+    region_path: str | None
+    """Its path, where the policy reads it."""
+    barrier: bool
+    """Whether it needs one where it runs."""
+    marked: bool
+    """Whether a region around it marks what both keep."""
+    turn: int
+    """Of the marks."""
 
 
 def _decision(
-    region: Region, policy: Policy | None, barrier: bool, marked: bool
+    region: Region, policy: Policy | None, barrier: bool, marked: bool, turn: int
 ) -> _Decision:
-    reads_path = policy is not None and policy.needs & {"region_path", "module_path"}
-    return policy, region.path if reads_path else None, barrier, marked
+    needs = policy.needs if policy is not None else frozenset()
+    reads_path = needs & {"region_path", "module_path"}
+    path = region.path if reads_path else None
+    return _Decision(policy, path, barrier, marked, turn)
 
 
 def _set_policy(
     region: Region, eqn: jec.JaxprEqn, decision: _Decision
 ) -> jec.JaxprEqn | None:
-    policy, region_path, barrier, marked = decision
+    policy = decision.policy
     if policy is None:
         return eqn
     if removes(policy):
         return without_region(eqn)
+    params = with_barrier(eqn, decision.barrier)
     if not policy.needs_binding:
-        return eqn.replace(params={**with_barrier(eqn, barrier), "policy": policy})
-    if marked:
-        return eqn.replace(
-            params={**with_barrier(eqn, barrier), "policy": KeepMarked()}
-        )
+        return eqn.replace(params={**params, "policy": policy})
+    if decision.marked:
+        return eqn.replace(params={**params, "policy": KeepMarked(decision.turn)})
     if region.in_rule:
         raise RegionError(
             f"{policy!r} must see every value of a region, and the region "
@@ -207,9 +221,13 @@ def _set_policy(
             "rule runs instead. Give that region a policy that JAX can apply by "
             "itself, such as 'save_dots'."
         )
-    jaxpr, bound = bind(policy, eqn.params["jaxpr"], region_path=region_path)
-    params = {**with_barrier(eqn, barrier), "jaxpr": jaxpr, "policy": bound}
-    return eqn.replace(params=params)
+    jaxpr, bound = bind(
+        policy,
+        eqn.params["jaxpr"],
+        region_path=decision.region_path,
+        turn=decision.turn,
+    )
+    return eqn.replace(params={**params, "jaxpr": jaxpr, "policy": bound})
 
 
 def _hidden(program: compat.AnyJaxpr) -> tuple[Region, ...]:
