@@ -16,9 +16,10 @@ What each keeps of a region, besides the region's inputs:
 The carry that a scan hands to a region is an input, and kept under every policy:
 naming it adds nothing.
 
-No policy decides on side effects: `jax.debug.callback` and `jax.debug.print` in a region
-run in both passes, `jax.pure_callback` again where its result is not kept, and a region
-with an `io_callback` in it cannot be differentiated by JAX. `remat.lint` lists them.
+No policy decides on side effects: `jax.debug.callback` and `jax.debug.print` in a
+region run in both passes, `jax.pure_callback` again where its result is not kept, and a
+region with an `io_callback` in it cannot be differentiated by JAX. `remat.lint` lists
+them.
 
 Example:
     >>> from remat import policies

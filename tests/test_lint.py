@@ -277,6 +277,25 @@ def test_ignored_by_remat3(policy, expected):
     assert not found("ignored-by-remat3", unrolled(mlp), policy, W, X)
 
 
+def test_misused_policy():
+    ignores = JAX.save_anything_except_these_names("h")
+    nowhere = JAX.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["h"],
+        offload_src="device",
+        offload_dst="pinned-host",
+    )
+    for policy, says in ((ignores, "ignores the names"), (nowhere, "pinned-host")):
+        loss = unrolled(mlp, policy=policy)
+        (finding,) = found("misused-policy", loss, None, W, X)
+        assert finding.severity == "error" and says in finding.message
+        assert not found("misused-policy", loss, "save_dots", W, X)
+    right = unrolled(mlp, policy=JAX.save_only_these_names("h"))
+    assert not found("misused-policy", right, None, W, X)
+    table = remat.compare(loss, W, X, policies=["nothing"], target="cpu")
+    assert len(table.rows) == 1, "the program's own policy does not matter"
+
+
 def test_two_precisions():
     def mixed(w, x):
         h = jnp.sin(x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16))

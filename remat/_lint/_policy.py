@@ -11,7 +11,14 @@ from remat._lint._flow import MATMUL_LIKE
 from remat._lint._program import Linted, Program
 from remat._naming._naming import name_region
 from remat._sizes import format_bytes, format_flop
-from remat.policies import Policy, everything, none, nothing
+from remat.policies import (
+    Policy,
+    PolicyError,
+    as_policy,
+    everything,
+    none,
+    nothing,
+)
 
 _SEEN_BY_REMAT3 = frozenset({"dot_general", "conv_general_dilated", "name"})
 _FREE = frozenset(
@@ -104,6 +111,21 @@ def saves_everything(linted: Linted) -> Iterator[Finding]:
         f"({format_bytes(sum(flow.stored().values()))}): the region saves no memory.",
         "Leave the region out, or choose a policy that recomputes something.",
     )
+
+
+def misused_policy(linted: Linted) -> Iterator[Finding]:
+    """A callable of the program's own that does not do what it was made for."""
+    if not linted.as_written or not linted.region.policy:
+        return
+    try:
+        as_policy(linted.region.policy)
+    except PolicyError as error:
+        yield linted.finding(
+            "misused-policy",
+            "error",
+            f"its policy: {error}.",
+            "Give the region that policy, or another one by remat.with_policy.",
+        )
 
 
 def ignored_by_remat3(linted: Linted) -> Iterator[Finding]:
@@ -202,6 +224,7 @@ POLICY_PROGRAM_RULES = (offload_without_host,)
 POLICY_RULES = (
     saves_nothing,
     saves_everything,
+    misused_policy,
     ignored_by_remat3,
     two_precisions,
     scores_dominate,

@@ -24,7 +24,7 @@ from remat._regions._region import Region, is_region
 from remat._regions._sites import survey_jaxpr
 from remat._regions._split_layers import split_layers
 from remat._targets._target import Target
-from remat.policies import Policy, PolicyMap, as_policy, none
+from remat.policies import Policy, PolicyError, PolicyMap, as_policy, none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,7 +204,10 @@ def _policies(
 def _own(region: Region) -> Policy | None:
     if not region.policy:
         return None
-    policy = as_policy(region.policy)
+    try:
+        policy = as_policy(region.policy)
+    except PolicyError:  # a rule says what is wrong with it
+        return None
     if isinstance(region.policy, KeepMarked):
         policy = policy.renamed(_BOUND, _BOUND, policy.description)
     return policy
