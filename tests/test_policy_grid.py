@@ -25,6 +25,11 @@ from tests.grid_programs import (
     plain_jax,
 )
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::remat.MissingNamesWarning"),
+    pytest.mark.filterwarnings("ignore::remat.UnmatchedRuleWarning"),
+]
+
 ALL = tuple(policies.names())
 SLICE = (
     "none",
@@ -74,7 +79,6 @@ def applying(actual, policy):
     return not policy.keeps_by_name_only or any(map(policy.mentions, emitted))
 
 
-@pytest.mark.filterwarnings("ignore::remat.MissingNamesWarning")
 @pytest.mark.parametrize(
     ("program", "dtype", "names"),
     [pytest.param(p, "float32", SLICE, id=f"{p.__name__}-slice") for p in SMALL]
@@ -102,7 +106,6 @@ def representatives(program, dtype, names):
     return tuple(found.values())
 
 
-@pytest.mark.filterwarnings("ignore::remat.MissingNamesWarning")
 @pytest.mark.parametrize(
     ("program", "dtype", "names"),
     [

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
@@ -218,7 +218,12 @@ def check_second_derivatives(body, policy):
 
 
 def check_saves_what_it_says(body, policy):
-    """What is kept beyond inputs is made by what the policy says it keeps."""
+    """What is kept beyond inputs is made by what the policy says it keeps.
+
+    A function with a derivative rule is one value to a policy, which a residual shows
+    as what was computed last: programs without these tell more.
+    """
+    assume(not any(step in repr(body) for step in RULED))
     loss = loss_of(body)
     changed = applied(loss, policy)
     if changed is None:
@@ -248,7 +253,11 @@ def made_by(flow, position):
     return None
 
 
+RULED = ("ruled", "relu", "softmax")
 COPIES = ("name", "reduce_precision", "copy", "copy_p")
+
+# A rule of the user's own must say itself how it is sharded.
+ON_DEVICES = sorted(set(STEPS) - {"ruled"})
 
 relaxed = settings(
     deadline=None,
@@ -260,7 +269,10 @@ relaxed = settings(
     ],
 )
 slow = pytest.mark.slow
-pytestmark = pytest.mark.filterwarnings("ignore::remat.MissingNamesWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::remat.MissingNamesWarning"),
+    pytest.mark.filterwarnings("ignore::remat.UnmatchedRuleWarning"),
+]
 
 
 @settings(relaxed, max_examples=8)
@@ -303,13 +315,13 @@ def test_many_random_programs_save_what_the_policy_says(body, policy):
 
 
 @settings(relaxed, max_examples=2)
-@given(body=st.lists(st.sampled_from(sorted(STEPS)), min_size=1), policy=bound)
+@given(body=st.lists(st.sampled_from(ON_DEVICES), min_size=1), policy=bound)
 def test_random_programs_on_eight_devices(body, policy):
     check_gradients([("shard", body)], policy)
 
 
 @slow
 @settings(relaxed, max_examples=40)
-@given(body=st.lists(st.sampled_from(sorted(STEPS)), min_size=1), policy=bound)
+@given(body=st.lists(st.sampled_from(ON_DEVICES), min_size=1), policy=bound)
 def test_many_random_programs_on_eight_devices(body, policy):
     check_gradients([("shard", body)], policy)
