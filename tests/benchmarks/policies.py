@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ KEPT = (
 """Of each row."""
 
 
-def measure(models: Iterable[str], targets: Iterable[str]) -> dict[str, Any]:
+def measure(models: Sequence[str], targets: Sequence[str]) -> dict[str, Any]:
     """Compiles everything and returns what the file holds."""
     rows = []
     for model in models:
@@ -56,7 +56,8 @@ def measure(models: Iterable[str], targets: Iterable[str]) -> dict[str, Any]:
             rows += [{**of, **_kept(row)} for row in table.rows]
     return {
         "schema": "remat.benchmark.policies/1",
-        "command": "python -m tests.benchmarks policies",
+        "command": f"python -m tests.benchmarks policies --models {','.join(models)} "
+        f"--targets {','.join(targets)}",
         "versions": dict(versions()),
         "rows": rows,
     }
