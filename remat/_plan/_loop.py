@@ -281,7 +281,8 @@ class ClosedLoop:
     def _try_named(self) -> None:
         """Compile the named policies that a person with this budget might take.
 
-        These are the one that recomputes least, and those nearest to the budget.
+        These are the one that recomputes least, and the one nearest to the budget
+        that fits.
         """
         for n in range(N_NAMED):
             hopeful = self._hopeful()
@@ -289,6 +290,8 @@ class ClosedLoop:
                 return
             nearest = min(hopeful, key=lambda pair: abs(self.budget_bytes - pair[1]))
             self._compile_named(*(nearest if n else hopeful[0]))
+            if n and self.meter.measured and self.fits(self.meter.measured[-1]):
+                return
 
     def _hopeful(self) -> list[tuple[Named, float]]:
         """Named policies that may fit, and their peaks; least recompute first."""

@@ -110,11 +110,12 @@ class Cell:
         }
 
     def named(self) -> list[Named]:
-        """The named policies whose offload, if any, hides behind compute."""
+        """The named policies, those last whose offload hides behind compute."""
         kinds = self.opened.kinds
         room = sum(kind.host_bytes * kind.n_copies * kind.times for kind in kinds)
         found = named_candidates(kinds)
-        return [named for named in found if named.allotment.host_bytes <= room]
+        fitting = [named for named in found if named.allotment.host_bytes <= room]
+        return sorted(fitting, key=lambda named: named.allotment.host_bytes)
 
     def compile_named(self) -> None:
         for named in self.named():

@@ -1,0 +1,34 @@
+"""With a named policy's peak for its budget, a plan is never worse than the policy."""
+
+import math
+
+import pytest
+
+import remat
+from tests.plan_losses import WS, X, scanned
+
+POLICIES = ("none", "nothing", "save_dots", "save_dots_no_batch", "minimal")
+
+
+def check_plans(loss, args, target, policies):
+    """Plans for the compiled peaks of policies, held against them in all figures."""
+    table = remat.compare(loss, *args, policies=policies, target=target, exact=True)
+    for row in table.rows:
+        plan = remat.plan(loss, *args, budget=row.peak_bytes, target=target)
+        assert plan.peak_bytes <= row.peak_bytes, row.policy
+        assert plan.recompute_flops <= row.recompute_flops, row.policy
+        ours, theirs = plan.estimated_step_s, row.estimated_step_s
+        if ours is not None and theirs is not None and not math.isnan(theirs):
+            assert ours <= theirs, row.policy
+
+
+def test_plans_are_never_worse_than_policies():
+    check_plans(scanned, (WS, X), "cpu", ("nothing", "save_dots"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["v5e", "h100"])
+@pytest.mark.parametrize("model", ["gpt2-tiny", "llama-tiny"])
+def test_plans_for_models_are_never_worse_than_policies(model, target):
+    built = remat.models.build(model, batch=16, seq=256)
+    check_plans(built.loss, built.args, target, POLICIES)
