@@ -56,7 +56,7 @@ class Row:
     bytes_accessed: int
     """Device memory traffic of the step, trip counts included."""
     estimated_step_s: float | None
-    """Roofline estimate of the step's time on the target; None where the target's
+    """Estimate of the step's time (its report says by what); None where the target's
     figures are unknown (CPU)."""
     exact: bool
     """True: from a full compile under the device's real limit. False: a floor."""
