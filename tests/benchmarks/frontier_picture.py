@@ -1,11 +1,12 @@
-"""GPT-2 on v5e: the planner's points under the named policies, as a picture.
+"""The planner's points under the named policies, as a picture.
 
-Draws `docs/frontier_gpt2_v5e.svg` from what `tests.benchmarks.dominance` compiled:
+Draws `docs/frontier_gpt2_h100.svg` from what `tests.benchmarks.dominance` compiled:
 
-    python -m tests.benchmarks.dominance --models gpt2 --targets v5e
-    python -m tests.benchmarks.frontier_picture
+    python -m tests.benchmarks.dominance --models gpt2 --targets h100
+    python -m tests.benchmarks.frontier_picture --target h100
 """
 
+import argparse
 import html
 import json
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,7 @@ from remat._files import write_text
 from tests.benchmarks.dominance import RESULTS
 from tests.benchmarks.dominance_table import compiled
 
-PICTURE = Path(__file__).parent.parent.parent / "docs" / "frontier_gpt2_v5e.svg"
+DOCS = Path(__file__).parent.parent.parent / "docs"
 LEFT, RIGHT, TOP, BOTTOM = 60, 760, 30, 350
 
 
@@ -76,7 +77,7 @@ def picture(cell: Mapping[str, Any]) -> str:
     low, high = axes.low / 2**30, axes.high / 2**30
     share = 100 * axes.most / axes.forward
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 640" role="img">
-<title>GPT-2 on v5e: plans (dots and line) and named policies (squares)</title>
+<title>{cell["model"]} on {cell["target"]}: plans (dots), policies (squares)</title>
 <style>text{{font:11px sans-serif;fill:#444}}.named{{fill:#4c78a8}}.plan{{fill:#e45756}}
 .curve{{fill:none;stroke:#e45756;stroke-width:1.5}}line{{stroke:#999}}
 @media(prefers-color-scheme:dark){{text{{fill:#ccc}}}}</style>
@@ -92,9 +93,14 @@ the forward pass</text>
 
 
 def main() -> None:
-    cell = json.loads((RESULTS / "gpt2-v5e.json").read_text())
-    write_text(PICTURE, picture(cell))
-    print(PICTURE)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="gpt2")
+    parser.add_argument("--target", default="h100")
+    given = parser.parse_args()
+    cell = json.loads((RESULTS / f"{given.model}-{given.target}.json").read_text())
+    path = DOCS / f"frontier_{given.model}_{given.target}.svg"
+    write_text(path, picture(cell))
+    print(path)
 
 
 if __name__ == "__main__":
