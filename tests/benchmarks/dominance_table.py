@@ -64,7 +64,10 @@ def markdown(cells: Sequence[Mapping[str, Any]]) -> str:
         *_summary(cells),
     ]
     for cell in cells:
-        lines += ["", f"## {cell['model']} on {cell['target']}", "", *_rows(cell)]
+        if cell["points"]:
+            lines += ["", f"## {cell['model']} on {cell['target']}", "", *_rows(cell)]
+        else:
+            lines += ["", f"{cell['model']} on {cell['target']}: not finished."]
     return "\n".join(lines) + "\n"
 
 
@@ -75,6 +78,8 @@ def _summary(cells: Sequence[Mapping[str, Any]]) -> list[str]:
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for cell in cells:
+        if not cell["points"]:
+            continue
         named = compiled(cell["named"])
         points, plans = compiled(cell["points"]), cell["plans"]
         found = [verdict(champion(points, one), one) for one in named.values()]
