@@ -118,7 +118,11 @@ def test_xla_undoes_no_region(loss):
     assert temp_bytes("nothing") < 0.7 * temp_bytes("none")
 
 
-@pytest.mark.parametrize("loss", [nested, scan_in_region], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "loss",
+    [pytest.param(nested, marks=pytest.mark.slow), scan_in_region],
+    ids=lambda f: f.__name__,
+)
 def test_regions_in_regions_all_get_a_policy(loss):
     """A policy that JAX can apply, and its like that only names can, keep the same."""
     named = remat.with_policy(loss, "save_dots")

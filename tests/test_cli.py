@@ -29,9 +29,9 @@ def run(tmp_path_factory):
     noise = ("JAX_", "TPU_", "XLA_", "TF_", "ALLOW_MULTIPLE")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(noise)}
 
-    def run(*args):
+    def run(*args, cwd=folder):
         return subprocess.run(
-            [*command, *args], cwd=folder, env=clean, capture_output=True, text=True
+            [*command, *args], cwd=cwd, env=clean, capture_output=True, text=True
         )
 
     return run
@@ -85,3 +85,20 @@ def test_lists(run):
     assert "v5e" in done.stdout and "h100" in done.stdout
     done = run("policies", "save_dots")
     assert done.returncode == 0 and "saves" in done.stdout
+
+
+@pytest.mark.slow
+def test_regions_are_made_first(run, tmp_path):
+    (tmp_path / "plain.py").write_text(
+        textwrap.dedent(MINE).replace("jax.checkpoint(layer)(x, w)", SCOPED)
+    )
+    done = run(
+        *("compare", "plain:make", "--target", "cpu", "--no-optimizer"),
+        *("--policies", "none,nothing", "--regions", "layer"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nothing" in done.stdout
+
+
+SCOPED = "jax.named_scope('layer')(layer)(x, w)"

@@ -84,9 +84,16 @@ SCANS = (
     in_cond_and_jit,
     many_kinds,
 )
+SLOW = (time_in_layers, in_cond_and_jit)
 
 
-@pytest.mark.parametrize("loss", SCANS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(p, marks=[pytest.mark.slow] if p in SLOW else [], id=p.__name__)
+        for p in SCANS
+    ],
+)
 def test_layers_of_a_scan_are_regions_and_gradients_equal(loss):
     changed = remat.with_regions(loss, "scan")
     (region,) = remat.find_regions(changed, WS, X)
@@ -167,6 +174,7 @@ def test_no_layer_scan_is_an_error(loss):
         remat.with_regions(loss, "scan")(WS, X)
 
 
+@pytest.mark.slow
 def test_a_segmented_scan_gets_regions_in_its_segments():
     def loss(ws, x):
         return remat.scan(step, x, ws, segments=2, policy="none")[0].sum()
@@ -217,14 +225,14 @@ def net_loss(shared=False):
     ("shared", "pattern", "paths"),
     [
         (False, "Block_*", ["Net/Block_0", "Net/Block_1", "Net/Block_2"]),
-        (False, "Net/Block_1", ["Net/Block_1"]),
+        pytest.param(*(False, "Net/Block_1", ["Net/Block_1"]), marks=pytest.mark.slow),
         (
             False,
             ["*/wi", "head"],
             [f"Net/Block_{i}/wi" for i in range(3)] + ["Net/head"],
         ),
-        (False, "Net", ["Net"]),
-        (True, "shared", ["Net/shared"] * 3),
+        pytest.param(*(False, "Net", ["Net"]), marks=pytest.mark.slow),
+        pytest.param(*(True, "shared", ["Net/shared"] * 3), marks=pytest.mark.slow),
     ],
     ids=["blocks", "one", "list", "all", "shared"],
 )
@@ -275,6 +283,7 @@ def test_no_module_paths_says_what_to_do():
         remat.with_regions(scanned, "layers/*")(WS, X)
 
 
+@pytest.mark.slow
 def test_named_scopes_are_modules_in_jit_and_scan():
     @jax.jit
     def two(ws, x):
@@ -355,10 +364,14 @@ def test_references():
 # --- what takes `regions=`
 
 
-def test_lint_and_compare_see_the_regions():
+def test_lint_sees_the_regions():
     wrong = remat.policies.save_names("mit")
     found = remat.lint(scanned, wrong, WS, X, regions="scan")
     assert "unemitted-name" in {finding.code for finding in found}
+
+
+@pytest.mark.slow
+def test_compare_sees_the_regions():
     table = remat.compare(
         scanned,
         WS,
@@ -373,6 +386,7 @@ def test_lint_and_compare_see_the_regions():
     assert table.rows[0].recompute_flops < table.rows[1].recompute_flops
 
 
+@pytest.mark.slow
 def test_explain_sees_the_regions():
     found = remat.explain(
         scanned, WS, X, policy="nothing", regions="scan", target="cpu"

@@ -47,14 +47,18 @@ def assert_close(actual, expected):
 @pytest.mark.parametrize(
     ("policy", "n_regions"),
     [
-        ("nothing", 1),
-        ("none", 0),
+        pytest.param("nothing", 1, marks=pytest.mark.slow),
+        pytest.param("none", 0, marks=pytest.mark.slow),
         (policies.save(policies.dots() & policies.larger_than(1)), 1),
         (policies.first_layers(1, "save_dots", "nothing"), 2),
     ],
     ids=stable_id,
 )
-@pytest.mark.parametrize("made", [False, True], ids=["own regions", "made"])
+@pytest.mark.parametrize(
+    "made",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["own regions", "made"],
+)
 def test_policies_in_shard_map(policy, n_regions, made):
     loss = loss_with(block if made else jax.checkpoint(block))
     changed = remat.with_policy(loss, policy, regions="scan" if made else None)
@@ -74,6 +78,7 @@ def test_what_is_kept_in_shard_map():
     assert sum(kept("save_dots")) - sum(kept("nothing")) == 2 * stack
 
 
+@pytest.mark.slow
 def test_a_plan_in_shard_map():
     loss = loss_with(jax.checkpoint(block))
     found = remat.plan(loss, WS, X, target="cpu")

@@ -139,7 +139,11 @@ def test_gradients_of_jitted_programs(loss):
     ],
     ids=lambda f: f.__name__,
 )
-@pytest.mark.parametrize("policy", [FIRST, LISTED], ids=["first", "listed"])
+@pytest.mark.parametrize(
+    "policy",
+    [pytest.param(FIRST, marks=pytest.mark.slow), LISTED],
+    ids=["first", "listed"],
+)
 def test_gradients_are_those_of_the_scan(loss, policy):
     changed = remat.with_policy(loss, policy)
     expected = jax.value_and_grad(loss, (0, 1))(WS, X)
