@@ -39,8 +39,9 @@ CLOSE = 0.03
 """A peak this share below the budget is close enough."""
 N_NAMED = 3
 """Most named policies that are compiled."""
-NEAR = 0.05
-"""A named policy predicted to be this share above the budget may fit all the same."""
+NEAR = 0.25
+"""A named policy predicted this share above the budget may fit all the same: two ends
+are all that the first predictions stand on."""
 SLOWER = 0.005
 """A fuller step this share slower than the best says that filling on is no use."""
 RAISED = 0.1
@@ -289,8 +290,8 @@ class ClosedLoop:
             if not hopeful:
                 return
             nearest = min(hopeful, key=lambda pair: abs(self.budget_bytes - pair[1]))
-            self._compile_named(*(nearest if n else hopeful[0]))
-            if n and self.meter.measured and self.fits(self.meter.measured[-1]):
+            found = self._compile_named(*(nearest if n else hopeful[0]))
+            if n and found is not None and self.fits(found):
                 return
 
     def _hopeful(self) -> list[tuple[Named, float]]:
@@ -314,15 +315,16 @@ class ClosedLoop:
     def _flops(self, allotment: Allotment) -> float:
         return by_kind_sum(self.kinds, allotment, "recompute_flops")
 
-    def _compile_named(self, named: Named, peak: float) -> None:
+    def _compile_named(self, named: Named, peak: float) -> Measured | None:
         candidate = Candidate(
             label=named.names[0], allotment=named.allotment, is_named=True
         )
         try:
-            self.meter.full((candidate, peak))
+            return self.meter.full((candidate, peak))[0]
         except CompileError as error:
             self._failed.append(candidate)
             self.notes.append(f"{candidate.label} does not compile: {_first(error)}")
+            return None
 
     def _try_faster(self) -> None:
         """Compile what is faster, by the model, than the best so far."""
