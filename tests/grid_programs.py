@@ -129,8 +129,9 @@ def plain_jax(dtype):
 def experts(params, x):
     """The router takes one of two experts a token; their products are batched."""
     with jax.named_scope("moe"):
-        gates, chosen = jax.lax.top_k(jax.nn.softmax(x @ params["router"]), 1)
-        gates = checkpoint_name(gates, "gate_weights")
+        logits = (x @ params["router"]).astype(jnp.float32)
+        gates, chosen = jax.lax.top_k(jax.nn.softmax(logits), 1)
+        gates = checkpoint_name(gates.astype(x.dtype), "gate_weights")
         one_hot = jax.nn.one_hot(chosen[..., 0], E, dtype=x.dtype)
         taken = jnp.einsum("bte,btd->ebtd", one_hot, x).reshape(E, B * T, D)
         up = checkpoint_name(jnp.einsum("end,edf->enf", taken, params["wi"]), "mlpwi")
