@@ -1,14 +1,18 @@
 """Which of the compiled candidates is the plan, by what the compiler made of them.
 
-What is judged is compiled: the peak, the FLOPs of the step, and the roofline estimate
-of its time (`MemoryReport.estimated_step_s`), memory traffic included. The model that
+What is judged is compiled: the peak, the FLOPs of the step, and the estimate of its
+time (`MemoryReport.estimated_step_s`), memory traffic included. The model that
 candidates come from only says which to compile.
 
-The plan recomputes no more and is no slower than the named policies that fit, those
-first that use most of the budget: with the budget at a policy's own peak, the plan is
-never worse than that policy. Of the candidates that are left the fastest is taken, and
-of equally fast ones that which recomputes least. Less recompute alone is not the aim:
-where memory is slow, to keep a value can take longer than to compute it again.
+A budget is there to be used: the plan is, of the candidates that use it, the one that
+recomputes least. It recomputes no more and is no slower than the named policies that
+use it, so with the budget at a policy's own peak the plan is never worse than that
+policy; and where none but a named policy uses it, a smaller candidate that is no worse
+in any figure goes first.
+
+Where memory is slow, to keep a value can take longer than to compute it again. A
+candidate that leaves budget unused may then be faster by the estimate; the plan says
+so, and a smaller budget gets it.
 """
 
 import math
@@ -16,7 +20,9 @@ from collections.abc import Sequence
 
 from remat._plan._meter import Measured
 
-EQUAL = 1e-3
+FULL = 0.93
+"""A candidate that takes this share of the budget uses it."""
+SLOWER = 0.005
 """Estimates that differ by less than this share are equal."""
 
 
@@ -31,19 +37,35 @@ def no_worse(one: Measured, other: Measured) -> bool:
     return one.flops <= other.flops and step_s(one) <= step_s(other)
 
 
-def best_of(fitting: Sequence[Measured]) -> Measured | None:
+def best_of(fitting: Sequence[Measured], budget_bytes: int) -> Measured | None:
     """The plan among candidates that fit; None of none.
 
     Args:
         fitting: Compiled candidates within the budget.
+        budget_bytes: What they fit.
     """
     rivals = list(fitting)
-    named = [measured for measured in fitting if measured.candidate.is_named]
+    named = [m for m in fitting if m.candidate.is_named and is_full(m, budget_bytes)]
     for policy in sorted(named, key=lambda m: (-m.peak_bytes, m.flops)):
         # A policy that none of those left matches sets no bound.
         rivals = [m for m in rivals if no_worse(m, policy)] or rivals
-    if not rivals:
-        return None
-    fastest = min(map(step_s, rivals))
-    equal = [m for m in rivals if step_s(m) <= fastest * (1 + EQUAL)]
-    return min(equal, key=lambda m: (m.flops, step_s(m), m.peak_bytes))
+    full = [m for m in rivals if is_full(m, budget_bytes)]
+    best = min(full or rivals, key=_order, default=None)
+    if best is None or not best.candidate.is_named:
+        return best
+    return min((m for m in rivals if no_worse(m, best)), key=_order)
+
+
+def _order(measured: Measured) -> tuple[float, float, int]:
+    return measured.flops, step_s(measured), measured.peak_bytes
+
+
+def is_full(measured: Measured, budget_bytes: int) -> bool:
+    """Whether a candidate uses the budget."""
+    return measured.peak_bytes >= FULL * budget_bytes
+
+
+def faster_than(best: Measured, fitting: Sequence[Measured]) -> Measured | None:
+    """The fastest candidate that fits, if it beats the plan by more than rounding."""
+    fastest = min(fitting, key=step_s, default=best)
+    return fastest if step_s(fastest) < (1 - SLOWER) * step_s(best) else None

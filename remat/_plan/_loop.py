@@ -18,7 +18,7 @@ from typing import Any
 from remat._compile._compile import CompileError
 from remat._plan._choose import Allotment
 from remat._plan._errors import PlanError
-from remat._plan._judge import best_of, step_s
+from remat._plan._judge import FULL, best_of, faster_than, step_s
 from remat._plan._kinds import (
     SECONDS,
     Kind,
@@ -42,8 +42,6 @@ N_NAMED = 3
 NEAR = 0.25
 """A named policy predicted this share above the budget may fit all the same: two ends
 are all that the first predictions stand on."""
-SLOWER = 0.005
-"""A fuller step this share slower than the best says that filling on is no use."""
 RAISED = 0.1
 """A peak this share of the budget above what was foreseen says that offload does not
 free what it should."""
@@ -103,6 +101,7 @@ class ClosedLoop:
         best = self.best()
         if best is None:
             raise PlanError(self._too_small())
+        self._note_faster(best)
         return best
 
     def fits(self, measured: Measured) -> bool:
@@ -113,7 +112,22 @@ class ClosedLoop:
 
     def best(self) -> Measured | None:
         """The best of those that fit; see `_judge`."""
-        return best_of(list(filter(self.fits, self.meter.measured)))
+        return best_of(self._fitting(), self.budget_bytes)
+
+    def _fitting(self) -> list[Measured]:
+        return list(filter(self.fits, self.meter.measured))
+
+    def _note_faster(self, best: Measured) -> None:
+        """Say where less memory is faster, by the estimate."""
+        found = faster_than(best, self._fitting())
+        if found is None:
+            return
+        self.notes.append(
+            f"by the estimate, a budget of {format_bytes(found.peak_bytes)} gives a "
+            f"faster step ({found.candidate.label}: {format_seconds(step_s(found))}, "
+            f"this plan: {format_seconds(step_s(best))}): to keep more takes more "
+            "memory traffic than it spares"
+        )
 
     # --- the ends
 
@@ -163,22 +177,6 @@ class ClosedLoop:
             if candidate.allotment.host_bytes and over > RAISED * self.budget_bytes:
                 more = format_bytes(over)
                 self._no_offload(f"with it, the step took {more} more than foreseen")
-            if self.fits(found) and self._is_slower(found):
-                return
-
-    def _is_slower(self, fuller: Measured) -> bool:
-        """Whether a step that uses more of the budget is slower than the best."""
-        best = self.best()
-        if best is None or best is fuller:
-            return False
-        if step_s(fuller) <= (1 + SLOWER) * step_s(best):
-            return False
-        self.notes.append(
-            f"everything worth keeping is kept: with {format_bytes(fuller.peak_bytes)} "
-            f"the step is estimated at {format_seconds(step_s(fuller))}, since to keep "
-            "more takes more memory traffic than it spares"
-        )
-        return True
 
     def _no_offload(self, why: str) -> None:
         self.notes.append(f"no offload: {why}")
@@ -190,8 +188,17 @@ class ClosedLoop:
         return [
             measured
             for measured in self.meter.measured
-            if self.offloads or not measured.candidate.allotment.host_bytes
+            if (self.offloads or not measured.candidate.allotment.host_bytes)
+            and not self._ends_search(measured)
         ]
+
+    def _ends_search(self, measured: Measured) -> bool:
+        """Whether it is a named policy that takes just the budget.
+
+        That is no reason to stop: a solved choice of that size can recompute less.
+        """
+        unused = 1 - measured.peak_bytes / self.budget_bytes
+        return measured.candidate.is_named and 0 <= unused <= CLOSE
 
     def _samples(self) -> list[Sample]:
         if self.squeezed:
@@ -334,9 +341,11 @@ class ClosedLoop:
                 return
             given = best.candidate.allotment
             found = faster(self.kinds, given)
-            if found.key in self._tried():
+            peak = self._expected(best, found)
+            is_of_use = best.candidate.is_named or peak >= FULL * self.budget_bytes
+            if not is_of_use or found.key in self._tried():
                 return
-            self.meter.full((_solved(found), self._expected(best, found)))
+            self.meter.full((_solved(found), peak))
             if self.best() is best:
                 return
 
