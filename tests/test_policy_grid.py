@@ -119,10 +119,14 @@ def test_gradients_are_those_without_regions(program, dtype, names):
     without = gradients(actual, "none")
     with jax.disable_jit():
         exact = without(*actual.args)
-    fused = jax.jit(without)(*actual.args)
+    fused = jitted(without)(*actual.args)
     tolerance = 1e-5 if dtype == "float32" else 1e-2
 
+    largest = testing._largest(fused[1])
+
     def close(expected, given):
+        if testing._is_rounding(largest, tolerance, expected, given):
+            return True  # the bias of attention's keys, which moves no probability
         return testing._difference(expected, given) <= tolerance
 
     for policy in representatives(program, dtype, names):
@@ -133,8 +137,13 @@ def test_gradients_are_those_without_regions(program, dtype, names):
             close,
             lambda *_, policy=policy: f"differs under {policy.name}",
             fused,
-            jax.jit(step)(*actual.args),
+            jitted(step)(*actual.args),
         )
+
+
+def jitted(step):
+    # XLA may else leave out roundings to 16 bits, by what it fuses.
+    return jax.jit(step, compiler_options={"xla_allow_excess_precision": False})
 
 
 def gradients(actual, policy):

@@ -72,6 +72,19 @@ def test_tolerance_is_a_share_of_the_largest_value():
     assert testing._difference(jnp.zeros(2), jnp.zeros(2)) == 0
 
 
+def test_gradients_that_are_zero_but_for_rounding_have_no_scale_of_their_own():
+    def attend(bias, x):
+        # What is added to every score moves no probability.
+        return (jax.nn.softmax(x @ x.T + bias.sum(), axis=-1) @ x).var()
+
+    bias, x = jnp.ones(3), X * 3
+    noise = jnp.abs(jax.grad(attend)(bias, x)).max()
+    assert 0 < noise < 1e-6
+    testing.assert_same_gradients(jax.checkpoint(attend), "nothing", bias, x)
+    assert testing._is_rounding(1.0, 1e-5, noise, -noise)
+    assert not testing._is_rounding(1.0, 1e-5, noise, 1e-3)
+
+
 def test_gradients_need_arrays_and_regions():
     with pytest.raises(TypeError, match="give it arrays"):
         testing.assert_same_gradients(unrolled, "nothing", *SHAPES)
