@@ -158,7 +158,7 @@ def test_each_device_holds_its_share():
     built = tiny("llama-tiny", BOTH)
     step = build_step(built.loss, built.args, optimizer=optax.adamw(1e-3))
     lowered = jax.jit(step.fn, donate_argnums=step.donate_argnums).lower(*step.args)
-    compiled = lowered.compile({"xla_backend_optimization_level": 0})
+    compiled = lowered.compile({"xla_backend_optimization_level": "0"})
     used = compiled.memory_analysis()
     assert used is not None
     params, batch = (
