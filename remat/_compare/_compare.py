@@ -35,7 +35,6 @@ from remat._compare._measure import (
     forward_flops,
     prepare,
 )
-from remat._compare._step import build_step
 from remat._compile._compile import CompileError
 from remat._plan._plan_file import Plan
 from remat._regions._make_regions import Wanted, checked_regions, made_first
@@ -43,8 +42,7 @@ from remat._regions._with_policy import NoNamesFound, with_policy
 from remat._report._report import MemoryReport
 from remat._scan._segment_scans import segment_scans
 from remat._sizes import format_bytes, parse_bytes
-from remat._targets._target import Target, TargetError
-from remat._targets._target import target as resolve_target
+from remat._targets._target import Target
 
 DEFAULT_POLICIES = (
     "none",
@@ -132,24 +130,21 @@ def compare(
         ValueError: For an unknown policy or target, a budget that is no size, or a
             loss without regions.
     """
-    device = _usable(target)
     name = getattr(loss, "__qualname__", type(loss).__name__)
     loss = made_first(loss, regions)
+    setup = Setup.of(
+        target,
+        args,
+        kwargs,
+        compiler_options=compiler_options,
+        optimizer=optimizer,
+        step=step,
+        has_aux=has_aux,
+        argnums=argnums,
+    )
+    device = setup.target
     probe = device.kind == "tpu" and not exact
     limit = parse_bytes(budget) if budget is not None else device.available_bytes
-    setup = Setup(
-        target=device,
-        compiler_options=dict(compiler_options or {}),
-        make_step=lambda fn: build_step(
-            fn,
-            args,
-            optimizer=optimizer,
-            step=step,
-            has_aux=has_aux,
-            argnums=argnums,
-            kwargs=kwargs,
-        ),
-    )
     session = _Session(setup, limit, on_progress or (lambda line: None))
     labelled = _labelled(policies)
     with session:
@@ -178,13 +173,6 @@ def compare(
         versions=versions(),
         n_compiles=session.n_compiles,
     )
-
-
-def _usable(target: Target | str | None) -> Target:
-    device = resolve_target(target)
-    if why := device.why_not():
-        raise TargetError(why)
-    return device
 
 
 def _labelled(policies: Sequence[Any] | Mapping[str, Any] | None) -> dict[str, Any]:

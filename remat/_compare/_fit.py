@@ -19,7 +19,6 @@ from typing import Any
 from remat._compare._compare import DEFAULT_POLICIES, compare
 from remat._compare._comparison import Failure, Row, versions
 from remat._compare._measure import Setup, compiled_report, first_line, prepare
-from remat._compare._step import build_step
 from remat._files import write_text
 from remat._regions._with_policy import NoNamesFound, with_policy
 from remat._sizes import parse_bytes
@@ -138,16 +137,12 @@ def fit(
     limit = parse_bytes(budget) if budget is not None else device.available_bytes
     say = on_progress or (lambda line: None)
 
-    setup_options = _SetupOptions(
-        target=device,
-        compiler_options=dict(settings.get("compiler_options") or {}),
-        step_options={k: v for k, v in settings.items() if k in _STEP_OPTIONS},
-    )
+    of_setup = {k: v for k, v in settings.items() if k in _OF_SETUP}
 
     def peak(policy: Any, n: int, probe: bool) -> int:
         say(f"{policy}: trying {what} {n * multiple_of}")
         loss, args = build(n * multiple_of)
-        setup = setup_options.setup(tuple(args))
+        setup = Setup.of(device, args, **of_setup)
         prepared = prepare(
             with_policy(loss, policy, regions=settings.get("regions")), setup
         )
@@ -190,21 +185,7 @@ def fit(
     )
 
 
-_STEP_OPTIONS = ("optimizer", "step", "has_aux", "argnums")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _SetupOptions:
-    target: Target
-    compiler_options: dict[str, Any]
-    step_options: dict[str, Any]
-
-    def setup(self, args: tuple[Any, ...]) -> Setup:
-        return Setup(
-            target=self.target,
-            compiler_options=self.compiler_options,
-            make_step=lambda fn: build_step(fn, args, **self.step_options),
-        )
+_OF_SETUP = ("optimizer", "step", "has_aux", "argnums", "compiler_options")
 
 
 def _largest(peak: Callable[..., int], start: int, limit: int, device: Target) -> int:

@@ -7,20 +7,20 @@ compiling gives the memory. Compiles may run side by side in threads.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from remat._compare._cache import load, store
-from remat._compare._step import Step
+from remat._compare._step import Step, build_step
 from remat._compile._compile import compile_lowered, lower_traced, program_hash, trace
 from remat._cost._cost import jaxpr_cost
 from remat._regions._with_policy import MissingNamesWarning
 from remat._report._build import report_from_program
 from remat._report._report import MemoryReport
-from remat._targets._target import Target
+from remat._targets._target import Target, usable_target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +33,37 @@ class Setup:
     """Builds the training step of a loss."""
     compiler_options: Mapping[str, Any] = field(default_factory=dict)
     """XLA options for every compile."""
+
+    @classmethod
+    def of(
+        cls,
+        target: Target | str | None,
+        args: Sequence[Any],
+        kwargs: dict[str, Any] | None = None,
+        *,
+        compiler_options: Mapping[str, Any] | None = None,
+        **step_options: Any,
+    ) -> Setup:
+        """The setup of a loss that is called with `args` and `kwargs`.
+
+        Args:
+            target: As in `compare`.
+            args: The loss's arguments.
+            kwargs: Its keyword arguments.
+            compiler_options: XLA options for every compile.
+            **step_options: Those of `build_step` (`optimizer`, `step`, ...).
+
+        Returns:
+            The setup, for a target that this machine can compile for.
+
+        Raises:
+            TargetError: The target is unknown, or this machine cannot compile for it.
+        """
+        return cls(
+            target=usable_target(target),
+            compiler_options=dict(compiler_options or {}),
+            make_step=lambda fn: build_step(fn, args, kwargs=kwargs, **step_options),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

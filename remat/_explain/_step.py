@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from remat._compare._measure import Setup, compiled_report, prepare
-from remat._compare._step import build_step
 from remat._compile._compile import CompileError
 from remat._explain._explain import explain_report
 from remat._explain._fitting import Fitting, does_not_fit, policies_that_fit
@@ -24,8 +23,7 @@ from remat._report._diff import ReportDiff, diff
 from remat._report._read_dump import report_from_dump
 from remat._report._recomputed import Expected, expected_recompute
 from remat._report._report import MemoryReport
-from remat._targets._target import Target, TargetError
-from remat._targets._target import target as find_target
+from remat._targets._target import Target
 from remat.policies import as_policy, none
 
 
@@ -162,22 +160,16 @@ def explain(
         >>> found.report.recompute_flops > 0
         True
     """
-    device = find_target(target)
-    if why := device.why_not():
-        raise TargetError(why)
     loss = made_first(loss, regions)
-    setup = Setup(
-        target=device,
-        compiler_options=dict(compiler_options or {}),
-        make_step=lambda fn: build_step(
-            fn,
-            args,
-            optimizer=optimizer,
-            step=step,
-            has_aux=has_aux,
-            argnums=argnums,
-            kwargs=kwargs,
-        ),
+    setup = Setup.of(
+        target,
+        args,
+        kwargs,
+        compiler_options=compiler_options,
+        optimizer=optimizer,
+        step=step,
+        has_aux=has_aux,
+        argnums=argnums,
     )
     say = on_progress or (lambda line: None)
     report, expected = _compiled(loss, policy, setup, say)

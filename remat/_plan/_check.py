@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from remat._compare._measure import Setup, compiled_report, prepare
-from remat._compare._step import build_step
 from remat._compile._compile import CompileError
 from remat._plan._errors import PlanError
 from remat._plan._plan import parse_share
 from remat._plan._plan_file import Plan
 from remat._sizes import format_bytes
-from remat._targets._target import target as resolve_target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,10 +92,8 @@ def check_plan(
     }
     if loss is None:
         loss, args, settings = _load(plan, settings)
-    setup = Setup(
-        target=resolve_target(plan.target),
-        compiler_options=dict(compiler_options or {}),
-        make_step=lambda fn: build_step(fn, args, kwargs=kwargs, **settings),
+    setup = Setup.of(
+        plan.target, args, kwargs, compiler_options=compiler_options, **settings
     )
     try:
         prepared = prepare(plan.apply(loss), setup)

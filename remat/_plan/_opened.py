@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat._compare._measure import Setup
-from remat._compare._step import build_step
 from remat._plan._errors import PlanError
 from remat._plan._kinds import Kind, find_kinds
 from remat._plan._meter import Meter
 from remat._regions._region import Region
 from remat._regions._with_policy import RegionError, find_regions
-from remat._targets._target import Target, TargetError
-from remat._targets._target import target as resolve_target
+from remat._targets._target import Target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,22 +52,17 @@ def open_loss(
         RegionError: There is no region.
         TargetError: The target is unknown, or this machine cannot compile for it.
     """
-    device = resolve_target(target)
-    if why := device.why_not():
-        raise TargetError(why)
-    setup = Setup(
-        target=device,
-        compiler_options=dict(compiler_options or {}),
-        make_step=lambda fn: build_step(
-            fn,
-            args,
-            optimizer=optimizer,
-            step=step,
-            has_aux=has_aux,
-            argnums=argnums,
-            kwargs=kwargs,
-        ),
+    setup = Setup.of(
+        target,
+        args,
+        kwargs,
+        compiler_options=compiler_options,
+        optimizer=optimizer,
+        step=step,
+        has_aux=has_aux,
+        argnums=argnums,
     )
+    device = setup.target
     say("reading the regions")
     regions = find_regions(loss, *args, **kwargs)
     kinds, left = find_kinds(regions, device, allow_offload=allow_offload)

@@ -98,8 +98,7 @@ class Target:
         """
         if self.attached:
             return tuple(_attached_devices(self.kind)[: self.n_devices])
-        if reason := self.why_not():
-            raise TargetError(f"cannot compile for {self.name}: {reason}.")
+        usable_target(self)
         entry = table()[self.chip]
         assert self.topology is not None
         if self.kind == "gpu":
@@ -183,6 +182,18 @@ def target(name: str | Target | None = None) -> Target:
         )
     chip, topology = parse(name)
     return _cpu(topology) if chip == "cpu" else _named(chip, topology)
+
+
+def usable_target(name: str | Target | None = None) -> Target:
+    """A target, as `target` finds it, that this machine can compile for.
+
+    Raises:
+        TargetError: Also where it cannot; with what to install.
+    """
+    device = target(name)
+    if why := device.why_not():
+        raise TargetError(f"cannot compile for {device.name}: {why}.")
+    return device
 
 
 def targets() -> tuple[Target, ...]:
