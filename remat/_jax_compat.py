@@ -9,7 +9,6 @@ Everything here was checked on jax 0.10.2 and 0.12.0.1. Two differences shape it
 """
 
 import contextlib
-import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,16 +20,12 @@ from jax._src import config as _config  # remat3: 0.10.2 - 0.12.0.1
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
 from jax._src.ad_checkpoint import name_p as name_p  # exported by JAX after 0.10.2
-from jax._src.ad_checkpoint import remat_p as _remat_p  # 0.10.2 - 0.12.0.1
+from jax._src.ad_checkpoint import remat_p as remat_p  # 0.10.2 - 0.12.0.1
 from jax._src.lax import lax as _lax
 
 # 0.12 keeps this name as another one for Jaxpr.
 from jax.extend.core import ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
-from jax.extend.core.primitives import custom_jvp_call_p
-from jax.interpreters import ad, batching, mlir
 from jaxlib import xla_client as xla_client  # plugins by hand: 0.10.2 - 0.12.0.1
-
-from remat.policies._value import READ_SLICE
 
 REGION_PRIMITIVES = frozenset({"checkpoint", "remat", "remat2"})
 """Names of the primitives that `jax.checkpoint` makes (`remat2`: 0.10 - 0.12)."""
@@ -127,11 +122,6 @@ def is_dropped(var: Any) -> bool:
     return isinstance(var, jec.DropVar)
 
 
-def fresh_like(var: Any) -> Any:
-    """A new variable of the same type as `var` (a dropped one stays dropped)."""
-    return jec.DropVar(var.aval) if is_dropped(var) else jec.Var(var.aval)
-
-
 def scopes(eqn: jec.JaxprEqn) -> tuple[str, ...]:
     """The `jax.named_scope` names around an equation, outermost first.
 
@@ -141,10 +131,16 @@ def scopes(eqn: jec.JaxprEqn) -> tuple[str, ...]:
     return tuple(frame.name for frame in stack if type(frame).__name__ == "Scope")
 
 
-def under_name_stack(inner: jec.JaxprEqn, outer: jec.JaxprEqn) -> Any:
-    """The source info of `inner` when it takes the place of `outer`."""
-    name_stack = outer.source_info.name_stack + inner.source_info.name_stack
-    return inner.source_info.replace(name_stack=name_stack)
+def scope_frames(eqn: jec.JaxprEqn) -> list[tuple[int, Any]]:
+    """The `jax.named_scope`s around an equation, outermost first.
+
+    Returns:
+        For each its position on the name stack and its frame, which has a `name`.
+        Entering a scope makes a new frame, so what has one frame object in common
+        was traced in one call.
+    """
+    stack = enumerate(eqn.source_info.name_stack.stack)
+    return [(i, frame) for i, frame in stack if type(frame).__name__ == "Scope"]
 
 
 def function_name(jaxpr: AnyJaxpr) -> str | None:
@@ -216,7 +212,7 @@ def _with_ordinary_region(eqn: jec.JaxprEqn, done: dict[int, AnyJaxpr]) -> jec.J
             prevent_cse=True,
             differentiated=False,
         )
-        return eqn.replace(primitive=_remat_p, params=params)
+        return eqn.replace(primitive=remat_p, params=params)
     params = map_jaxprs(eqn.params, lambda sub: _with_ordinary_regions(sub, done))
     if all(params[key] is eqn.params[key] for key in params):
         return eqn
@@ -264,13 +260,6 @@ def scan_binders(eqn: jec.JaxprEqn) -> ScanBinders:
     )
 
 
-def in_scope(eqn: jec.JaxprEqn, scope: str) -> jec.JaxprEqn:
-    """The equation under one more `jax.named_scope`, its innermost."""
-    info = eqn.source_info
-    info = info.replace(name_stack=info.name_stack.extend(scope))
-    return eqn.replace(source_info=info)
-
-
 _FRAMEWORKS = ("/flax/", "/haiku/", "/equinox/", "/remat/_")
 
 
@@ -286,110 +275,6 @@ def source_line(eqn: jec.JaxprEqn) -> str | None:
     own = (f for f in frames if not any(part in f.file_name for part in _FRAMEWORKS))
     frame = next(own, frames[0])
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}"
-
-
-class CustomRule:
-    """A derivative rule in the form that a `custom_jvp_call` equation holds one.
-
-    JAX keeps a lifted Python function there, of which it uses these two members.
-    """
-
-    def __init__(self, rule: Callable[..., Any], debug_info: Any):
-        self.call_wrapped = rule
-        self.debug_info = debug_info
-
-
-def is_custom_jvp(eqn: jec.JaxprEqn) -> bool:
-    """Whether an equation calls a `jax.custom_jvp` function."""
-    return eqn.primitive is custom_jvp_call_p
-
-
-def with_mapped_rule(
-    params: Mapping[str, Any], fn: Callable[[jec.Jaxpr], jec.Jaxpr]
-) -> dict[str, Any]:
-    """A `custom_jvp_call`'s parameters with `fn` applied to its rule's jaxpr.
-
-    JAX traces the rule when it differentiates, and `fn` is called then.
-    """
-    rule = params["jvp_jaxpr_fun"]
-
-    @functools.cache
-    def mapped(*zeros: bool) -> tuple[jec.Jaxpr, Sequence[Any], list[bool]]:
-        with remat3_off():
-            jaxpr, consts, out_zeros = rule.call_wrapped(*zeros)
-        return fn(jaxpr), consts, out_zeros
-
-    return {**params, "jvp_jaxpr_fun": CustomRule(mapped, rule.debug_info)}
-
-
-def custom_jvp_equation(
-    eqn: jec.JaxprEqn,
-    body: ClosedJaxpr,
-    rule: Callable[..., tuple[jec.Jaxpr, Sequence[Any], list[bool]]],
-) -> jec.JaxprEqn:
-    """An equation that computes `body` and is differentiated by `rule`.
-
-    Args:
-        eqn: The equation to replace; operands, results and source are kept.
-        body: From the operands to the results.
-        rule: Called with one bool per operand (whether its tangent is zero), it
-            returns an open jaxpr from the operands and the other tangents to the
-            results and their tangents, its constants, and one bool per result
-            (whether its tangent is zero, and left out).
-    """
-    params = dict(
-        call_jaxpr=body,
-        jvp_jaxpr_fun=CustomRule(rule, open_jaxpr(body).debug_info),
-        num_consts=0,
-        symbolic_zeros=True,
-    )
-    return eqn.replace(primitive=custom_jvp_call_p, params=params)
-
-
-def variables(eqn: jec.JaxprEqn) -> list[Any]:
-    """The variables among an equation's operands, each once."""
-    return list(dict.fromkeys(v for v in eqn.invars if not is_literal(v)))
-
-
-def single_equation(eqn: jec.JaxprEqn, operands: Sequence[jec.Var]) -> Any:
-    """A closed program of one equation, from `operands` to its results."""
-    invars = [jec.Var(var.aval) for var in operands]
-    inside: dict[Any, Any] = dict(zip(operands, invars, strict=True))
-    results = [jec.Var(var.aval) for var in eqn.outvars]
-    info = eqn.source_info
-    body = eqn.replace(
-        invars=[v if is_literal(v) else inside[v] for v in eqn.invars],
-        outvars=results,
-        # The equation that holds the program is in these scopes already.
-        source_info=info.replace(name_stack=type(info.name_stack)()),
-    )
-    return new_closed_jaxpr(invars, results, [body])
-
-
-def new_closed_jaxpr(
-    invars: Sequence[Any], outvars: Sequence[Any], eqns: Sequence[jec.JaxprEqn]
-) -> Any:
-    """A closed jaxpr without constants."""
-    template = jax.make_jaxpr(lambda: ())()
-    effects = set().union(*(eqn.effects for eqn in eqns)) if eqns else set()
-    new = open_jaxpr(template).replace(
-        invars=list(invars),
-        outvars=list(outvars),
-        eqns=list(eqns),
-        effects=effects,
-        debug_info=_unnamed(open_jaxpr(template).debug_info),
-    )
-    return with_open(template, new)
-
-
-def with_outvars(jaxpr: jec.Jaxpr, outvars: Sequence[Any]) -> jec.Jaxpr:
-    """The jaxpr with other results."""
-    return jaxpr.replace(outvars=list(outvars), debug_info=_unnamed(jaxpr.debug_info))
-
-
-def _unnamed(debug_info: Any) -> Any:
-    # The names of arguments and results are checked against their number.
-    return debug_info.with_unknown_names()
 
 
 @contextlib.contextmanager
@@ -472,140 +357,3 @@ def with_weak_type(x: Any, weak_type: bool) -> Any:
     if getattr(jax.typeof(x), "weak_type", False) == weak_type:
         return x
     return _lax._convert_element_type(x, weak_type=weak_type)
-
-
-# --- reading one layer of stacked arrays: 0.10.2 - 0.12.0.1
-
-
-read_slice_p = jec.Primitive(READ_SLICE)
-"""Reads `array[i]`, as `dynamic_slice` does. A primitive of its own, so that a policy
-can tell it from the model's own slices: its result is never worth keeping."""
-
-
-def plain_slice(array: Any, i: Any) -> Any:
-    """`array[i]` by JAX's own primitives."""
-    return jax.lax.dynamic_index_in_dim(array, i, keepdims=False)
-
-
-def read_slice(array: Any, i: Any) -> Any:
-    """`array[i]`, which no policy keeps."""
-    return read_slice_p.bind(array, i)
-
-
-def is_read(eqn: jec.JaxprEqn) -> bool:
-    """Whether an equation does nothing but read a slice."""
-    if eqn.primitive is read_slice_p:
-        return True
-    if not is_custom_jvp(eqn):
-        return False
-    body = open_jaxpr(next(subjaxprs(eqn.params)))
-    return bool(body.eqns) and all(map(is_read, body.eqns))
-
-
-def _read_slice_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    array, i = primals
-    tangent = tangents[0]
-    result = read_slice(array, i)
-    if isinstance(tangent, ad.Zero):
-        return result, ad.Zero(jax.typeof(result).to_tangent_aval())
-    return result, plain_slice(tangent, i)
-
-
-def _read_slice_vmap(operands: Any, dims: Any) -> tuple[Any, int]:
-    return jax.vmap(plain_slice, tuple(dims))(*operands), 0
-
-
-read_slice_p.def_impl(plain_slice)
-read_slice_p.def_abstract_eval(
-    # What it is also where values vary over mesh axes, or have shardings.
-    lambda array, i: jax.make_jaxpr(plain_slice)(array, i).out_avals[0]
-)
-ad.primitive_jvps[read_slice_p] = _read_slice_jvp
-batching.primitive_batchers[read_slice_p] = _read_slice_vmap
-mlir.register_lowering(
-    read_slice_p, mlir.lower_fun(plain_slice, multiple_results=False)
-)
-
-
-# --- for making regions: 0.10.2 - 0.12.0.1
-
-
-def scope_frames(eqn: jec.JaxprEqn) -> list[tuple[int, Any]]:
-    """The `jax.named_scope`s around an equation, outermost first.
-
-    Returns:
-        For each its position on the name stack and its frame, which has a `name`.
-        Entering a scope makes a new frame, so what has one frame object in common
-        was traced in one call.
-    """
-    stack = enumerate(eqn.source_info.name_stack.stack)
-    return [(i, frame) for i, frame in stack if type(frame).__name__ == "Scope"]
-
-
-def region_equation(
-    eqns: Sequence[jec.JaxprEqn],
-    operands: Sequence[Any],
-    results: Sequence[Any],
-    *,
-    prevent_cse: bool,
-    n_frames: int = 0,
-    function: Any = None,
-) -> jec.JaxprEqn:
-    """An equation of `jax.checkpoint` that computes what some equations compute.
-
-    Args:
-        eqns: The equations, in order.
-        operands: The variables that they read and do not define.
-        results: Those of the variables they define that others read.
-        prevent_cse: As `jax.checkpoint` takes it.
-        n_frames: How many frames of their name stacks the equations have in common;
-            the region stands in those, the equations in it in the rest.
-        function: A jaxpr of the function that they come from, for its name.
-    """
-    env: dict[Any, Any] = {var: jec.Var(var.aval) for var in operands}
-    inside = []
-    for eqn in eqns:
-        outvars = [fresh_like(var) for var in eqn.outvars]
-        new = eqn.replace(
-            invars=[v if is_literal(v) else env[v] for v in eqn.invars],
-            outvars=outvars,
-            source_info=_name_stack_part(eqn, slice(n_frames, None)),
-        )
-        env.update(zip(eqn.outvars, outvars, strict=True))
-        inside.append(new.replace(effects=_moved(eqn.effects, env)))
-    body = open_jaxpr(
-        new_closed_jaxpr([env[v] for v in operands], [env[v] for v in results], inside)
-    )
-    if function is not None:
-        body = body.replace(debug_info=_unnamed(open_jaxpr(function).debug_info))
-    # What happens to a reference that is made inside is no effect outside.
-    body = body.replace(effects=_moved(body.effects, {v: v for v in body.invars}))
-    outside = dict(zip(body.invars, operands, strict=True))
-    params = dict(
-        jaxpr=body, policy=None, prevent_cse=prevent_cse, differentiated=False
-    )
-    return eqns[0].replace(
-        primitive=_remat_p,
-        invars=list(operands),
-        outvars=list(results),
-        params=params,
-        effects=_moved(body.effects, outside),
-        source_info=_name_stack_part(eqns[0], slice(0, n_frames)),
-    )
-
-
-def _name_stack_part(eqn: jec.JaxprEqn, part: slice) -> Any:
-    info = eqn.source_info
-    return info.replace(name_stack=info.name_stack[part])
-
-
-def _moved(effects: Any, env: Mapping[Any, Any]) -> Any:
-    """Effects with the variables that they are about replaced; others are dropped."""
-    moved = set()
-    for effect in effects:
-        about = getattr(effect, "input", None)
-        if about is None:
-            moved.add(effect)
-        elif about in env:
-            moved.add(effect.replace(input=env[about]))
-    return moved

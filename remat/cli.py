@@ -25,6 +25,21 @@ from remat._cli._frame import (
     show,
     split_policies,
 )
+from remat._cli._options import (
+    Batch,
+    Budget,
+    CompilerOptions,
+    Debug,
+    JsonFile,
+    MeshAxes,
+    Model,
+    Optimizer,
+    PolicyNames,
+    RegionPatterns,
+    Seq,
+    TargetName,
+)
+from remat._cli._train import train
 
 app = typer.Typer(
     name="remat",
@@ -45,63 +60,6 @@ app = typer.Typer(
         "    remat targets\n\n    remat policies save_dots"
     ),
 )
-
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A preset such as gpt2, or package.module:function returning "
-        "(loss_fn, args) or (loss_fn, args, options).",
-    ),
-]
-TargetName = Annotated[
-    str | None,
-    typer.Option(
-        "--target", help="v5e, h100, ... (see `remat targets`); default: this device."
-    ),
-]
-PolicyNames = Annotated[
-    str | None,
-    typer.Option("--policies", help="Comma-separated names; default: fourteen."),
-]
-Batch = Annotated[int | None, typer.Option("--batch", help="Batch size.")]
-Seq = Annotated[int | None, typer.Option("--seq", help="Sequence length.")]
-MeshAxes = Annotated[
-    str | None,
-    typer.Option(
-        "--mesh",
-        metavar="AXIS=SIZE,...",
-        help="Devices to spread a preset over: fsdp=16, or fsdp=4,tensor=2.",
-    ),
-]
-RegionPatterns = Annotated[
-    str | None,
-    typer.Option(
-        "--regions",
-        metavar="scan|PATTERN,...",
-        help="Regions to make first: the layers of a scan, or modules (`Block_*`).",
-    ),
-]
-Optimizer = Annotated[
-    bool,
-    typer.Option(
-        "--optimizer/--no-optimizer", help="Include an AdamW update in the step."
-    ),
-]
-Budget = Annotated[
-    str | None,
-    typer.Option("--budget", help="Memory the step may use, as in 12GiB."),
-]
-CompilerOptions = Annotated[
-    list[str] | None,
-    typer.Option("--compiler-option", metavar="KEY=VALUE", help="An XLA option."),
-]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write the rows as JSON.")
-]
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show tracebacks and the compilers' own output.")
-]
 
 
 @app.command(epilog=examples("compare"))
@@ -358,87 +316,7 @@ def report(
             show(f"wrote {path}")
 
 
-@app.command(epilog=examples("train"))
-def train(
-    model: Annotated[str, typer.Argument(metavar="PRESET", help="Such as gpt2-tiny.")],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="The run's directory.")
-    ],
-    steps: Annotated[
-        int, typer.Option("--steps", help="The run's last step, from its start.")
-    ] = 200,
-    policy: Annotated[
-        str, typer.Option("--policy", help="A policy, or a plan's file.")
-    ] = "nothing",
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", metavar="FILE", help="Text; default: Python's help."),
-    ] = None,
-    batch: Batch = None,
-    seq: Seq = None,
-    mesh: MeshAxes = None,
-    accumulate: Annotated[
-        int | None, typer.Option("--accumulate", help="Passes averaged into a step.")
-    ] = None,
-    horizon: Annotated[
-        int | None, typer.Option("--horizon", help="Last step of the schedule.")
-    ] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option("--learning-rate", help="At its highest.")
-    ] = None,
-    warmup: Annotated[
-        int | None, typer.Option("--warmup", help="Steps up to it.")
-    ] = None,
-    clip_norm: Annotated[
-        float | None, typer.Option("--clip-norm", help="Greatest gradient norm.")
-    ] = None,
-    dropout: Annotated[
-        float | None, typer.Option("--dropout", help="Share dropped, as 0.1.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", help="bfloat16 or float32.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Of values, order and dropout.")
-    ] = None,
-    checkpoint_every: Annotated[
-        int, typer.Option("--checkpoint-every", help="Steps between checkpoints.")
-    ] = 100,
-    keep: Annotated[int, typer.Option("--keep", help="Checkpoints kept.")] = 3,
-    debug: Debug = False,
-) -> None:
-    """Train a preset, or go on with a run where its last checkpoint is."""
-    with command(None, debug):
-        from remat import models
-
-        with models.progress_bar(steps) as on_step:
-            done = models.train(
-                model,
-                out=out,
-                steps=steps,
-                policy=policy if policy.endswith(".json") else one_policy(policy),
-                data=data,
-                batch=batch,
-                seq=seq,
-                mesh=mesh,
-                accumulate=accumulate,
-                horizon=horizon,
-                learning_rate=learning_rate,
-                warmup=warmup,
-                clip_norm=clip_norm,
-                dropout=dropout,
-                dtype=dtype,
-                seed=seed,
-                checkpoint_every=checkpoint_every,
-                keep=keep,
-                on_step=on_step,
-                say=show,
-            )
-        show(f"step {done.step}: held-out loss {done.held_out_loss:.3f} nats")
-        if done.accuracy is not None:
-            show(f"accuracy {done.accuracy:.1%}")
-        if done.sample:
-            typer.echo(f"sample: {done.sample!r}")
+app.command(epilog=examples("train"))(train)
 
 
 @app.command(epilog=examples("targets"))

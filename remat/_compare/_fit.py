@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from remat._compare._compare import DEFAULT_POLICIES, compare
+from remat._compare._candidates import DEFAULT_POLICIES
+from remat._compare._compare import compare
 from remat._compare._comparison import Failure, Row, versions
 from remat._compare._measure import Setup, compiled_report, first_line, prepare
 from remat._files import write_text

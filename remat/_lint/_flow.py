@@ -16,6 +16,7 @@ import jax.extend.core as jec
 
 from remat import _jax_compat as compat
 from remat._cost._jaxpr import jaxpr_cost
+from remat._jaxprs._equations import single_equation, variables
 from remat._naming._settle import is_inexact
 from remat._plan._flow import Flow, FlowEquation, flow_of
 from remat.policies import Decision
@@ -253,7 +254,7 @@ def _inputs(flow: Flow, given: Sequence[int]) -> frozenset[int]:
 def _flops(equation: FlowEquation) -> float:
     if equation.moves or equation.eqn.primitive.name == "name":
         return 0.0
-    one = compat.single_equation(equation.eqn, compat.variables(equation.eqn))
+    one = single_equation(equation.eqn, variables(equation.eqn))
     flops = jaxpr_cost(one).flops
     if not flops and equation.eqn.primitive.name == "pallas_call":
         flops = _kernel_flops(equation.eqn)

@@ -21,6 +21,8 @@ import jax.extend.core as jec
 import jax.numpy as jnp
 
 from remat import _jax_compat as compat
+from remat._jaxprs._custom_jvp import custom_jvp_equation
+from remat._jaxprs._equations import single_equation, variables, with_outvars
 from remat._regions._rewrite import inline
 
 READS_ONLY_OPERANDS = frozenset(
@@ -71,8 +73,8 @@ def settle(
             operands alone, such as what a `custom_vjp` keeps for its backward pass.
             Asked when JAX differentiates.
     """
-    operands = compat.variables(eqn)
-    body = compat.single_equation(eqn, operands)
+    operands = variables(eqn)
+    body = single_equation(eqn, operands)
 
     @functools.cache
     def rule(*zeros: bool) -> tuple[jec.Jaxpr, Sequence[Any], list[bool]]:
@@ -89,10 +91,10 @@ def settle(
             for atom, is_zero in zip(named.outvars[n_results:], zero, strict=True)
             if not is_zero
         ]
-        named = compat.with_outvars(named, [*named.outvars[:n_results], *tangents])
+        named = with_outvars(named, [*named.outvars[:n_results], *tangents])
         return named, traced.consts, zero
 
-    settled = compat.custom_jvp_equation(eqn, body, rule)
+    settled = custom_jvp_equation(eqn, body, rule)
     return settled.replace(invars=operands)
 
 

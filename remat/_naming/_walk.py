@@ -25,6 +25,8 @@ import jax.extend.core as jec
 import jax.numpy as jnp
 
 from remat import _jax_compat as compat
+from remat._jaxprs._equations import in_scope
+from remat._jaxprs._read_slice import is_read
 from remat._naming._labels import Label, NamedValue
 from remat._naming._op_name import modules
 from remat._naming._settle import name_outputs, needs_settling, settle
@@ -87,7 +89,7 @@ class NameWalk:
         made_here: set[Any],
     ) -> list[jec.JaxprEqn]:
         primitive = eqn.primitive.name
-        if compat.is_read(eqn):
+        if is_read(eqn):
             return [eqn]  # a copy of what is there anyway
         if eqn.primitive is compat.name_p and eqn.invars[0] in made_here:
             return [eqn]  # its operand has the id
@@ -147,7 +149,7 @@ class NameWalk:
 
         settled = settle(eqn, names.__getitem__, name_inner if custom else None)
         shown = [v.label.scope for v, n in zip(values, names, strict=True) if v and n]
-        return compat.in_scope(settled, shown[0]) if self.show and shown else settled
+        return in_scope(settled, shown[0]) if self.show and shown else settled
 
     def _shown(
         self,
@@ -159,7 +161,7 @@ class NameWalk:
         kept = [v.label.scope for v, n in zip(values, names, strict=True) if v and n]
         if not (self.show and kept):
             return equations
-        return [compat.in_scope(equations[0], kept[0]), *equations[1:]]
+        return [in_scope(equations[0], kept[0]), *equations[1:]]
 
     def _base_id(self, eqn: jec.JaxprEqn, place: _Place) -> str:
         path = ".".join(_modules(place, eqn)[len(self.root) :])

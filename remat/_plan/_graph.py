@@ -23,6 +23,7 @@ import jax
 import jax.extend.core as jec
 
 from remat import _jax_compat as compat
+from remat._jaxprs._equations import variables
 from remat._naming._labels import Label
 from remat._naming._naming import name_region
 from remat._naming._settle import is_inexact
@@ -292,13 +293,13 @@ def _primal_part(branch: Any, linear: Sequence[bool]) -> Any:
     jaxpr = compat.open_jaxpr(branch)
     depends = {v for v, yes in zip(jaxpr.invars, linear, strict=True) if yes}
     for eqn in jaxpr.eqns:
-        if any(v in depends for v in compat.variables(eqn)):
+        if any(v in depends for v in variables(eqn)):
             depends.update(eqn.outvars)
     needed = {v for v in jaxpr.outvars if not compat.is_literal(v) and v not in depends}
     known = []
     for eqn in reversed(jaxpr.eqns):
         if any(v in needed for v in eqn.outvars):
-            needed.update(compat.variables(eqn))
+            needed.update(variables(eqn))
             known.insert(0, eqn)
     return compat.with_open(branch, jaxpr.replace(eqns=known))
 

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from jax.ad_checkpoint import Offloadable
 
-from remat._jax_compat import name_p, read_slice_p
+from remat._jax_compat import name_p
+from remat._jaxprs._read_slice import read_slice_p
 
 CARRY_NAME = "remat_scan_carry"
 """Checkpoint name of the carry into a segment."""

@@ -14,12 +14,14 @@ import numpy as np
 from jax.core import ShapedArray
 
 from remat import _jax_compat as compat
+from remat._jaxprs._custom_jvp import is_custom_jvp
+from remat._jaxprs._equations import single_equation, variables
 from remat._regions._sites import CUSTOM_VJP, Place, Select, Site, survey_jaxpr
 
 
 def is_custom_rule(eqn: jec.JaxprEqn) -> bool:
     """Whether an equation is differentiated by a rule of its own."""
-    return compat.is_custom_jvp(eqn) or eqn.primitive.name in CUSTOM_VJP
+    return is_custom_jvp(eqn) or eqn.primitive.name in CUSTOM_VJP
 
 
 def hidden_sites(
@@ -98,8 +100,8 @@ def backward_program(eqn: jec.JaxprEqn) -> jec.Jaxpr | None:
 
 
 def _traced(eqn: jec.JaxprEqn, differentiate: Callable[..., Any]) -> jec.Jaxpr | None:
-    operands = compat.variables(eqn)
-    body = compat.single_equation(eqn, operands)
+    operands = variables(eqn)
+    body = single_equation(eqn, operands)
     primals = [var.aval for var in operands]
     varying = [i for i, aval in enumerate(primals) if _is_inexact(aval)]
     tangents = [primals[i].to_tangent_aval() for i in varying]

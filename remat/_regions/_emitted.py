@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 import jax.extend.core as jec
 
 from remat import _jax_compat as compat
+from remat._jaxprs._custom_jvp import is_custom_jvp
 from remat._regions._custom_rules import forward_program, identity, is_custom_rule
 
 
@@ -62,7 +63,7 @@ def _equations(jaxpr: jec.Jaxpr) -> Iterator[jec.JaxprEqn]:
 def _is_plain(eqn: jec.JaxprEqn) -> bool:
     """Whether a rule is one of JAX's own activation functions, which emit no name."""
     source = compat.function_source(next(_called(eqn)))
-    return compat.is_custom_jvp(eqn) and "/jax/_src/" in (source or "")
+    return is_custom_jvp(eqn) and "/jax/_src/" in (source or "")
 
 
 def _called(eqn: jec.JaxprEqn) -> Iterator[compat.AnyJaxpr]:

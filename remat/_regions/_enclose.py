@@ -6,6 +6,7 @@ from typing import Any
 import jax.extend.core as jec
 
 from remat import _jax_compat as compat
+from remat._jaxprs._region_equation import region_equation
 from remat._regions._boundary import is_boundary
 
 _CALLS = compat.CALL_PRIMITIVES | {"xla_metadata_call"}
@@ -44,7 +45,7 @@ def enclose(
     results = [v for v in made if v in read_outside and not compat.is_dropped(v)]
     if not results:
         return None
-    return compat.region_equation(
+    return region_equation(
         eqns,
         list(dict.fromkeys(v for v in reads(eqns) if v not in made)),
         results,

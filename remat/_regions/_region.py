@@ -6,6 +6,7 @@ from typing import Any
 import jax.extend.core as jec
 
 from remat import _jax_compat as compat
+from remat._jaxprs._read_slice import is_read
 from remat._regions._boundary import KeepAllButSlices, is_boundary
 from remat._regions._emitted import emitted
 from remat._regions._fingerprint import fingerprint
@@ -66,7 +67,7 @@ def without_region(eqn: jec.JaxprEqn) -> jec.JaxprEqn | None:
     What reads its part of stacked arrays (`remat._scan._split`) must not keep a copy of
     it, and stays one equation, which is no region to anyone.
     """
-    if not any(map(compat.is_read, compat.open_jaxpr(eqn.params["jaxpr"]).eqns)):
+    if not any(map(is_read, compat.open_jaxpr(eqn.params["jaxpr"]).eqns)):
         return None
     return eqn.replace(params={**eqn.params, "policy": KeepAllButSlices()})
 

@@ -25,6 +25,8 @@ from typing import Any
 import jax.extend.core as jec
 
 from remat import _jax_compat as compat
+from remat._jaxprs._custom_jvp import is_custom_jvp, with_mapped_rule
+from remat._jaxprs._equations import fresh_like, under_name_stack
 from remat._regions._nnx import recorded
 from remat._regions._sites import Select, Site, Survey, survey_jaxpr
 
@@ -141,9 +143,9 @@ class _Rewriter:
     ) -> jec.JaxprEqn:
         in_turn = iter(surveys)
         params = compat.map_jaxprs(eqn.params, lambda _: self.rewrite(next(in_turn)))
-        if compat.is_custom_jvp(eqn) and surveys[0].sites:
+        if is_custom_jvp(eqn) and surveys[0].sites:
             rule = functools.partial(self.rewrite_rule, surveys[0])
-            params = compat.with_mapped_rule(params, rule)
+            params = with_mapped_rule(params, rule)
         return eqn.replace(params=params)
 
     def rewrite_rule(self, primal: Survey, rule: jec.Jaxpr) -> jec.Jaxpr:
@@ -179,9 +181,9 @@ def inline(eqn: jec.JaxprEqn) -> tuple[list[jec.JaxprEqn], list[Any]]:
     equations = []
     for inner in body.eqns:
         inner = substitute(inner, env)
-        outvars = [compat.fresh_like(var) for var in inner.outvars]
+        outvars = [fresh_like(var) for var in inner.outvars]
         env.update(zip(inner.outvars, outvars, strict=True))
-        source_info = compat.under_name_stack(inner, eqn)
+        source_info = under_name_stack(inner, eqn)
         equations.append(inner.replace(outvars=outvars, source_info=source_info))
     return equations, [read(atom, env) for atom in body.outvars]
 

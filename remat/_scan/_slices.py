@@ -22,6 +22,8 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from remat import _jax_compat as compat
+from remat._jaxprs._equations import new_closed_jaxpr, single_equation
+from remat._jaxprs._read_slice import plain_slice, read_slice
 
 Arrays = tuple[Any, ...]
 
@@ -37,7 +39,7 @@ class Slice(NamedTuple):
     def read(self) -> Any:
         """The slice's value."""
         if self.shadow is None:
-            return compat.read_slice(self.array, self.i)
+            return read_slice(self.array, self.i)
         return _read(self.array, self.shadow, self.i)
 
 
@@ -78,15 +80,15 @@ _constant.defjvp(_constant_jvp, symbolic_zeros=True)
 def _read(array: Any, shadow: Any, i: Any) -> Any:
     """Slice `i` of `array`, whose first derivative is taken through `shadow`."""
     del shadow
-    return compat.read_slice(array, i)
+    return read_slice(array, i)
 
 
 def _read_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     array, _, i = primals
     tangent = tangents[1]
     if isinstance(tangent, SymbolicZero):
-        return compat.read_slice(array, i), tangent
-    return compat.read_slice(array, i), compat.plain_slice(tangent, i)
+        return read_slice(array, i), tangent
+    return read_slice(array, i), plain_slice(tangent, i)
 
 
 _read.defjvp(_read_jvp, symbolic_zeros=True)
@@ -130,13 +132,13 @@ def evaluate_reading(closed: compat.ClosedJaxpr, inputs: Sequence[Any]) -> list[
 
 def _run(eqn: jec.JaxprEqn, env: dict[Any, Any]) -> list[Any]:
     operands = list(dict.fromkeys(_operands(eqn)))
-    program = compat.single_equation(eqn, operands)
+    program = single_equation(eqn, operands)
     return compat.evaluate(program, [_value(env[var]) for var in operands])
 
 
 def _run_region(eqn: jec.JaxprEqn, env: dict[Any, Any]) -> Any:
     inside = compat.open_jaxpr(eqn.params["jaxpr"])
-    body = compat.new_closed_jaxpr(inside.invars, inside.outvars, inside.eqns)
+    body = new_closed_jaxpr(inside.invars, inside.outvars, inside.eqns)
 
     def region(*operands: Any) -> list[Any]:
         return compat.evaluate(body, list(map(_value, operands)))

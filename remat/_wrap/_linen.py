@@ -11,7 +11,6 @@ Imported only where flax.linen is loaded already.
 
 import dataclasses
 import functools
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,10 +20,8 @@ from flax.errors import TransformedMethodReturnValueError
 from flax.linen.transforms import lift_transform
 
 from remat._wrap._hold import Arguments, hold, release
+from remat._wrap._methods import needs_names, public_methods
 from remat._wrap._wrap import TRACE_ERRORS, Rule, check_names
-
-_OWN = {name for base in nn.Module.__mro__ for name in vars(base)} - {"__call__"}
-"""What every module of this kind defines."""
 
 
 def wrap(target: Any, rule: Rule, static: tuple[str, ...]) -> Any:
@@ -42,10 +39,9 @@ def wrap_class(
     Inside a region the module is a `cls`, so a method called by another is part of
     the caller's region and does not make one of its own.
     """
-    methods = public_methods(cls)
+    methods = _methods(cls)
     check_names(static, list(methods.values()), cls.__name__)
-    # A helper method may well emit none of the names that `__call__` does.
-    strict = {name: name == "__call__" or len(methods) == 1 for name in methods}
+    strict = needs_names(methods)
     lifting = {name: {"rule": rule, "strict": strict[name]} for name in methods}
     wrapped: Any = lift_transform(_region_of_scopes, cls, methods=lifting)
     for name, fn in methods.items():
@@ -68,27 +64,13 @@ def call(
     return lift_transform(_region_of_scopes, fn, rule=rule)(*args, **kwargs)
 
 
-def public_methods(cls: type) -> dict[str, Callable[..., Any]]:
-    """The methods by which a module of this class is called, and `__call__`.
-
-    Left out: what `flax.linen.Module` itself defines, `setup`, methods marked
-    `nowrap`, and functions that are values of fields.
-    """
+def _methods(cls: type) -> dict[str, Callable[..., Any]]:
+    """The public methods; not those marked `nowrap`, nor functions that fields hold."""
     fields = {field.name for field in dataclasses.fields(cls)}
-    defined = {
-        name: value
-        for base in reversed(cls.__mro__)
-        if base not in nn.Module.__mro__
-        for name, value in vars(base).items()
-    }
     return {
         name: fn
-        for name, fn in defined.items()
-        if isinstance(fn, types.FunctionType)
-        and (name == "__call__" or not name.startswith("_"))
-        and name not in fields
-        and name not in _OWN
-        and not hasattr(fn, "nowrap")
+        for name, fn in public_methods(cls, nn.Module).items()
+        if name not in fields and not hasattr(fn, "nowrap")
     }
 
 

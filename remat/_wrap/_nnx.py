@@ -10,7 +10,6 @@ Imported only where flax.nnx is loaded already.
 import contextlib
 import contextvars
 import functools
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from flax import nnx
 from flax.nnx.transforms.general import merge_inputs, split_inputs
 
 from remat._wrap._hold import Arguments, hold, release
+from remat._wrap._methods import needs_names, public_methods
 from remat._wrap._wrap import TRACE_ERRORS, Rule, check_names
 
 _TAG = "remat"
@@ -26,9 +26,6 @@ _inside: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
     "inside", default=frozenset()
 )
 """Modules whose region is being traced: their own methods are part of it."""
-
-_OWN = {name for base in nnx.Module.__mro__ for name in vars(base)} - {"__call__"}
-"""What every module of this kind defines."""
 
 
 def wrap(target: Any, rule: Rule, static: tuple[str, ...]) -> Any:
@@ -46,10 +43,9 @@ def wrap_class(
     cls: type[nnx.Module], rule: Rule, static: tuple[str, ...]
 ) -> type[nnx.Module]:
     """A subclass of `cls`, of the same name, whose public methods are regions."""
-    methods = public_methods(cls)
+    methods = public_methods(cls, nnx.Module)
     check_names(static, list(methods.values()), cls.__name__)
-    # A helper method may well emit none of the names that `__call__` does.
-    strict = {name: name == "__call__" or len(methods) == 1 for name in methods}
+    strict = needs_names(methods)
     namespace = {
         name: _method(cls, fn, rule, static, strict[name])
         for name, fn in methods.items()
@@ -59,26 +55,6 @@ def wrap_class(
     return make_class(
         cls.__name__, (cls,), {**namespace, **kept, "__doc__": cls.__doc__}
     )
-
-
-def public_methods(cls: type) -> dict[str, Callable[..., Any]]:
-    """The methods by which a module of this class is called, and `__call__`.
-
-    Left out: what `flax.nnx.Module` itself defines, such as `train` and `eval`.
-    """
-    defined = {
-        name: value
-        for base in reversed(cls.__mro__)
-        if base not in nnx.Module.__mro__
-        for name, value in vars(base).items()
-    }
-    return {
-        name: fn
-        for name, fn in defined.items()
-        if isinstance(fn, types.FunctionType)
-        and (name == "__call__" or not name.startswith("_"))
-        and name not in _OWN
-    }
 
 
 def call(
