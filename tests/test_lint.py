@@ -355,7 +355,7 @@ def test_compare_shows_findings_as_notes_and_data():
         "everything": ["undone-by-cse"],
     }
     text = " ".join(str(table).split())
-    assert "every policy: [undone-by-cse, test_lint.py" in text
+    assert "every policy: [undone-by-cse, lint_programs.py" in text
     assert "offload_dots: [offload-without-host] offload_dots offloads" in text
     assert "nothing, offload_dots: [repeated-choice, test_lint.py" in text
     data = table.to_dict()["findings"]["nothing"]

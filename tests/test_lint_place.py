@@ -204,7 +204,7 @@ def test_callbacks_in_regions(call, code, says, policy):
     findings = lint(unrolled(block), policy, W, X)
     assert [finding.code for finding in findings] == [code]
     assert says in findings[0].message
-    assert findings[0].source and findings[0].source.startswith("test_lint.py")
+    assert findings[0].source and findings[0].source.startswith("test_lint_place.py")
     outside = unrolled(plain)
     assert not lint(lambda w, x: (call(x), outside(w, x))[1], policy, W, X)
     assert not lint(unrolled(block), "none", W, X)
