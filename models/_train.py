@@ -269,7 +269,23 @@ def _restored_or_new(
         placed = shardings(shapes, mesh)
         shapes = with_shardings(shapes, placed)
     found = checkpoints.restore(shapes, say)
-    return found if found is not None else (0, jax.jit(new, out_shardings=placed)())
+    if found is None:
+        return 0, jax.jit(new, out_shardings=placed)()
+    done, state = found
+    return done, _owned(state, placed)
+
+
+def _owned(state: State, placed: Any) -> State:
+    """A state in XLA's own buffers, as an uninterrupted run has it.
+
+    What was read is NumPy's memory. A CPU would use it in place where it happens to be
+    aligned and copy it where not, and donate neither.
+    """
+
+    def copied(state: State) -> State:
+        return jax.tree.map(jnp.copy, state)
+
+    return jax.jit(copied, donate_argnums=0, out_shardings=placed)(state)
 
 
 def _judged(

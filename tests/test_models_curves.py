@@ -11,7 +11,7 @@ import pytest
 import remat
 from remat import models
 from remat.models._data import open_text
-from tests.test_models_train import losses
+from tests.training_runs import losses
 
 TWO_HUNDRED: dict[str, Any] = {"steps": 200, "batch": 8, "seq": 64, "n_sample": 0}
 

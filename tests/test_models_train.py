@@ -1,17 +1,9 @@
 """Training: it learns, goes on to the bit where it was left, and loses nothing."""
 
-import contextlib
 import dataclasses
 import json
 import os
-import pathlib
-import resource
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from typing import Any
 
 import chex
 import jax
@@ -20,59 +12,18 @@ import numpy as np
 import pytest
 
 from remat import models
-from remat.models import _checkpoints, _run_directory, _seals, _train, _train_loop
 from remat.models._checkpoints import digest
 from remat.models._data import open_text
 from remat.models._run_directory import open_run, read_rows
 from remat.models._train_loop import make_step
 from remat.models._train_settings import Settings
-
-SMALL: dict[str, Any] = {"n_layers": 1, "n_heads": 2, "d_model": 8}
-RUN: dict[str, Any] = {
-    "steps": 6,
-    "batch": 2,
-    "seq": 8,
-    "dtype": "float32",
-    "options": SMALL,
-    "checkpoint_every": 2,
-    "n_sample": 0,
-}
-
-
-class Stop(Exception):
-    """What interrupts a run in these tests."""
-
-
-def stop_at(step):
-    """An `on_step` that interrupts a run."""
-
-    def on_step(metrics):
-        if metrics.step == step:
-            raise Stop
-
-    return on_step
-
-
-def losses(out):
-    """Step to loss, as a run logged them."""
-    rows = read_rows(pathlib.Path(out) / "metrics.jsonl")
-    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
-    return [row["loss"] for row in rows]
+from tests.training_runs import RUN, Stop, assert_same_run, stop_at, whole_run
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """A run from start to end, in one go."""
-    out = tmp_path_factory.mktemp("run") / "whole"
-    return out, models.train("gpt2-tiny", out=out, **RUN)
-
-
-def assert_same_run(out, done, uninterrupted):
-    """A run's parameters and losses are those of the run in one go, to the bit."""
-    whole, wanted = uninterrupted
-    chex.assert_trees_all_equal(done.params, wanted.params)
-    assert losses(out) == losses(whole)
-    assert done.held_out_loss == wanted.held_out_loss
+    return whole_run(tmp_path_factory)
 
 
 @pytest.mark.parametrize(
@@ -226,127 +177,6 @@ def test_what_a_kill_leaves_behind_is_cleaned(tmp_path):
     with open_run(tmp_path) as run:
         assert run.settings() is None
         assert sorted(file.name for file in tmp_path.iterdir()) == ["lock"]
-
-
-@pytest.mark.slow
-def test_a_full_disk_loses_nothing(tmp_path, uninterrupted):
-    models.train("gpt2-tiny", out=tmp_path, **{**RUN, "steps": 2})
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def fill_the_disk(metrics):
-        if metrics.step == 4:  # its checkpoint is written next
-            resource.setrlimit(resource.RLIMIT_FSIZE, (64, unlimited[1]))
-
-    try:
-        with pytest.raises(models.TrainError, match=r"cannot write .* goes on from"):
-            models.train("gpt2-tiny", out=tmp_path, on_step=fill_the_disk, **RUN)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-    done = models.train("gpt2-tiny", out=tmp_path, **RUN)
-    assert done.started_at == 2
-    assert_same_run(tmp_path, done, uninterrupted)
-
-
-class Killed(BaseException):
-    """What no handler of a run catches."""
-
-
-WRITERS = (_checkpoints, _run_directory, _seals, _train, _train_loop)
-
-
-@contextlib.contextmanager
-def killed_at(n_lines):
-    """Ends a run before the n-th line it executes of the modules that write."""
-    files = {module.__file__ for module in WRITERS}
-    done = 0
-
-    def on_line(frame, event, _):
-        nonlocal done
-        done += event == "line"
-        if done == n_lines:
-            sys.settrace(None)
-            raise Killed
-        return on_line
-
-    def on_call(frame, event, _):
-        return on_line if frame.f_code.co_filename in files else None
-
-    before = sys.gettrace()
-    sys.settrace(on_call)
-    try:
-        yield lambda: done
-    finally:
-        sys.settrace(before)
-
-
-N_KILLS = 12
-
-
-@pytest.fixture(scope="module")
-def n_lines(tmp_path_factory):
-    """How many lines a run executes."""
-    with killed_at(-1) as count:
-        models.train("gpt2-tiny", out=tmp_path_factory.mktemp("run"), **RUN)
-    return count()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kill", range(N_KILLS))
-def test_goes_on_from_any_line(tmp_path, uninterrupted, n_lines, kill):
-    at = 1 + kill * (n_lines - 1) // (N_KILLS - 1)
-    with pytest.raises(Killed), killed_at(at):
-        models.train("gpt2-tiny", out=tmp_path, **RUN)
-    done = models.train("gpt2-tiny", out=tmp_path, **RUN)
-    assert_same_run(tmp_path, done, uninterrupted)
-
-
-KILLED = """
-import json, sys
-from remat import models
-options = json.loads(sys.argv[2])
-models.train("gpt2-tiny", out=sys.argv[1], on_step=lambda m: print(m.step, flush=True),
-             **options)
-"""
-
-
-def killed_run(out, options, is_time):
-    """Trains in a process of its own, killed once `is_time(steps done)`."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(out), json.dumps(options)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if is_time(int(line)):
-            process.send_signal(signal.SIGKILL)
-            break
-    assert process.wait() == -signal.SIGKILL
-
-
-@pytest.mark.slow
-def test_survives_kills(tmp_path):
-    options = {**RUN, "steps": 40, "checkpoint_every": 1, "keep": 2}
-    whole = models.train("gpt2-tiny", out=tmp_path / "whole", **options)
-    out = tmp_path / "killed"
-
-    def in_a_save(done):
-        """Waits for a write to be under way."""
-        deadline = time.monotonic() + 60
-        while done >= 15 and time.monotonic() < deadline:
-            if any("tmp" in path.name for path in (out / "checkpoints").iterdir()):
-                return True
-        return False
-
-    killed_run(out, options, lambda done: done >= 5)
-    killed_run(out, options, in_a_save)
-    # What was being written is there, and is no checkpoint.
-    assert any("tmp" in path.name for path in (out / "checkpoints").iterdir())
-    killed_run(out, options, lambda done: done >= 25)
-    done = models.train("gpt2-tiny", out=out, **options)
-    assert 23 <= done.started_at < 40
-    chex.assert_trees_all_equal(done.params, whole.params)
-    assert losses(out) == losses(tmp_path / "whole")
 
 
 def test_passes_add_up_to_the_step_of_a_larger_batch():
