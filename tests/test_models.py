@@ -1,5 +1,6 @@
 """The reference models: published sizes, names, and that regions change no number."""
 
+import dataclasses
 import functools
 import json
 
@@ -91,31 +92,65 @@ def slow(*names):
     return [pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize(
-    ("name", "n_params"),
-    [
-        ("gpt2", 124439808),
-        ("gpt2-medium", 354823168),
-        ("gpt2-large", 774030080),
-        ("gpt2-xl", 1557611200),
-        ("llama-3.2-1b", 1235814400),
-        ("llama-3.2-3b", 3212749824),
-        ("llama-3.1-8b", 8030261248),
-        ("llama-3.1-70b", 70553706496),
-        ("llama-3.2-1b-nnx", 1235814400),
-        ("llama-3.1-8b-nnx", 8030261248),
-        ("mixtral-8x7b", 46702792704),
-        ("vit-b16", 86567656),
-        ("vit-l16", 304326632),
-        ("vit-b16-1024", 86567656),
-        ("vit-l16-1024", 304326632),
-    ],
-)
+PUBLISHED = {
+    "gpt2": 124439808,
+    "gpt2-medium": 354823168,
+    "gpt2-large": 774030080,
+    "gpt2-xl": 1557611200,
+    "llama-3.2-1b": 1235814400,
+    "llama-3.2-3b": 3212749824,
+    "llama-3.1-8b": 8030261248,
+    "llama-3.1-70b": 70553706496,
+    "llama-3.2-1b-nnx": 1235814400,
+    "llama-3.2-3b-nnx": 3212749824,
+    "llama-3.1-8b-nnx": 8030261248,
+    "llama-3.1-70b-nnx": 70553706496,
+    "mixtral-8x7b": 46702792704,
+    "vit-b16": 86567656,
+    "vit-l16": 304326632,
+    "vit-b16-1024": 86567656,
+    "vit-l16-1024": 304326632,
+}
+
+
+@pytest.mark.parametrize(("name", "n_params"), PUBLISHED.items())
 def test_published_sizes(name, n_params):
     built = models.build(name, batch=1)
     assert built.describe["n_params"] == n_params
     assert models.n_params(built.args[0]) == n_params
     assert dtypes(built.args[0]) == {"float32"}
+
+
+def test_every_preset_is_published_or_tiny():
+    assert {*PUBLISHED, *TINY} == set(models.presets())
+
+
+SIZES = {
+    *("n_layers", "n_heads", "n_kv_heads", "d_model", "d_mlp", "vocab_size"),
+    *("n_positions", "n_experts", "image_size", "patch_size", "position_grid"),
+    *("n_classes", "loss_chunks", "tie_embeddings", "rope_scaling", "rope_theta"),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_preset_has_a_tiny_twin(name):
+    built = models.build(name, batch=1)
+    (twin,) = (
+        tiny
+        for tiny in map(models.build, TINY)
+        if tiny.describe["family"] == built.describe["family"]
+    )
+    assert twin.describe["n_params"] < 10**6
+    # Of the same structure: one is the other with some sizes replaced.
+    differing = {
+        field.name
+        for field in dataclasses.fields(twin.config)
+        if getattr(twin.config, field.name) != getattr(built.config, field.name)
+    }
+    assert differing <= SIZES
+    sizes = {size: getattr(twin.config, size) for size in differing}
+    again = models.build(name, seq=twin.describe["seq"], **sizes)
+    chex.assert_trees_all_equal_shapes_and_dtypes(again.args[0], twin.args[0])
 
 
 def test_unrolled_has_as_many_parameters():
