@@ -69,7 +69,8 @@ def _largest(cell: dict[str, Any]) -> dict[str, Any]:
     what = cell["largest"]
 
     def build(size: int) -> tuple[Any, Any]:
-        built = models.build(cell["model"], **cell["options"], **{what: size})
+        sizes: dict[str, Any] = {**cell["options"], what: size}
+        built = models.build(cell["model"], **sizes)
         return built.loss, built.args
 
     found = remat.fit(
