@@ -52,6 +52,25 @@ def test_policies_change_no_loss(tmp_path, without_regions, policy, dtype, toler
 
 
 @pytest.mark.slow
+def test_a_run_goes_on_under_other_policies(tmp_path, without_regions):
+    out = tmp_path / "run"
+    plan = planned("float32")
+    for steps, policy in ((60, "nothing"), (110, "save_dots"), (160, plan)):
+        options = {**TWO_HUNDRED, "steps": steps, "checkpoint_every": 50}
+        models.train("gpt2-tiny", out=out, policy=policy, dtype="float32", **options)
+    done = models.train("gpt2-tiny", out=out, policy="offload_dots", n_sample=0)
+    assert done.started_at == 160 and done.step == 200
+    wanted = without_regions["float32"]
+    np.testing.assert_allclose(losses(out), wanted, rtol=0, atol=1e-5)
+    # What a checkpoint holds, by name, shape and type: one under any policy.
+    written = {
+        step: (out / "checkpoints" / str(step) / "state" / "_METADATA").read_text()
+        for step in (110, 160, 200)
+    }
+    assert len(set(written.values())) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["nothing", "save_dots", "offload_dots"])
 def test_policies_change_no_bit_where_nothing_is_compiled(policy):
     options: dict[str, Any] = {"batch": 2, "seq": 8, "scan_layers": False}
