@@ -7,6 +7,7 @@ import pytest
 
 from tests.benchmarks import __main__ as command
 from tests.benchmarks import cpu_steps, policies
+from tests.benchmarks.cells import DOCS, RESULTS, shown_on
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
@@ -32,6 +33,14 @@ def test_list_and_errors():
     wrong = run("dominanse")
     assert wrong.returncode == 1
     assert "Did you mean dominance?" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "page"), [("sharded", "sharding.md"), ("seeds", "training.md")]
+)
+def test_pages_show_tables_as_they_were_measured(name, page):
+    text = (DOCS / page).read_text()
+    assert shown_on(text, name, (RESULTS / f"{name}.md").read_text()) == text
 
 
 def test_table_marks_floors_and_what_does_not_fit():

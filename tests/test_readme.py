@@ -29,6 +29,7 @@ PROJECT = tomllib.loads((readme.ROOT / "pyproject.toml").read_text())
 DOCUMENTS = (
     *("README.md", "CONTRIBUTING.md"),
     *("docs/how_it_works.md", "docs/sharding.md", "docs/report_schema.md"),
+    "docs/training.md",
 )
 
 

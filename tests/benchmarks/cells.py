@@ -9,6 +9,7 @@ from remat._compare._comparison import versions
 from remat._files import write_text
 
 RESULTS = Path(__file__).parent / "results"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def fill(
@@ -39,6 +40,21 @@ def fill(
         data = {"versions": dict(versions()), "cells": found}
         write_text(path, json.dumps(data, indent=1) + "\n")
     return found
+
+
+def publish(name: str, table: str, page: str) -> None:
+    """Writes a table as a result, and between its marks on a page of the docs."""
+    (RESULTS / f"{name}.md").write_text(table)
+    path = DOCS / page
+    path.write_text(shown_on(path.read_text(), name, table))
+
+
+def shown_on(text: str, name: str, table: str) -> str:
+    """A page's text with a table between `<!-- NAME -->` and `<!-- end NAME -->`."""
+    before, mark, rest = text.partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition(f"<!-- end {name} -->")
+    assert mark and end, f"the page has no place for {name}"
+    return f"{before}{mark}\n{table}\n{end}{after}"
 
 
 def markdown(header: list[str], rows: Iterable[list[str]]) -> str:

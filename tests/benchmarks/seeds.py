@@ -13,7 +13,7 @@ import optax
 
 import remat
 from remat import models
-from tests.benchmarks.cells import RESULTS, fill, gib, markdown
+from tests.benchmarks.cells import RESULTS, fill, gib, markdown, publish
 
 POLICIES = ("none", "save_dots", "save_dots_no_batch", "nothing")
 STEPS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -145,7 +145,7 @@ def main() -> None:
     """Fills the tables."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     path = RESULTS / "seeds.json"
-    path.with_suffix(".md").write_text(tables(fill(path, cells(), measure)))
+    publish("seeds", tables(fill(path, cells(), measure)), "training.md")
 
 
 if __name__ == "__main__":
