@@ -94,10 +94,18 @@ def value_and_gradient(scan, name, n, **options):
 def assert_same(got, want, rtol):
     """Trees equal in structure, types and values, relative to the largest value."""
     assert jax.tree.structure(got) == jax.tree.structure(want)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    leaves = jax.tree.leaves(got), jax.tree.leaves(want)
+    for a, b in zip(*leaves, strict=True):
         assert jax.typeof(a) == jax.typeof(b)
+    assert_close(*leaves, rtol)
+
+
+def assert_close(got, want, rtol):
+    """Lists of arrays equal in value, relative to the largest value."""
+    for a, b in zip(got, want, strict=True):
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert a.shape == b.shape
         scale = max(1.0, np.abs(b).max(initial=0.0))
         np.testing.assert_allclose(a / scale, b / scale, rtol=0, atol=rtol)

@@ -30,20 +30,9 @@ def assert_equals_lax(name, n, reverse, **options):
 
 @pytest.mark.parametrize("n", LENGTHS)
 def test_equals_lax_scan_for_every_length(n):
-    # Bodies, directions and levels take turns; the slow test below has them all.
+    # Bodies, directions and levels take turns; `test_scan_sweep.py` has them all.
     name, levels = BODIES[n % 4], 1 + (n // 2) % 4
     assert_equals_lax(name, n, reverse=n % 3 == 0, segments=balanced(max(n, 1), levels))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("name", BODIES)
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("levels", [1, 2, 3, 4])
-def test_equals_lax_scan_in_every_way(n, name, reverse, levels):
-    for policy in ("none", "nothing", None):
-        segments = balanced(max(n, 1), levels)
-        assert_equals_lax(name, n, reverse, segments=segments, policy=policy)
 
 
 @pytest.mark.parametrize(

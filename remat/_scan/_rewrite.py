@@ -1,7 +1,7 @@
 """Decide how a traced scan is cut, and make the equation that takes its place."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,8 +9,15 @@ import jax.extend.core as jec
 
 from remat import _jax_compat as compat
 from remat._scan._nest import Nest, ScanBody, segmented
-from remat._scan._segments import Lengths, Segments, SegmentsError, kept, lengths_for
-from remat._scan._sizes import StepSizes, step_sizes
+from remat._scan._segments import (
+    Lengths,
+    Segments,
+    SegmentsError,
+    StepCosts,
+    kept,
+    lengths_for,
+)
+from remat._scan._sizes import Sizes
 from remat.policies import Policy, as_policy, none
 
 HOST_PRICE = 0.25
@@ -60,9 +67,13 @@ class ScanOptions:
         """Whether the sizes of a step decide if it is a region."""
         return self.policy is None
 
-    def lengths(self, n_steps: int, sizes: StepSizes) -> Lengths:
-        """The nest for a scan whose steps have these sizes."""
-        costs = sizes.costs
+    @property
+    def needs_sizes(self) -> bool:
+        """Whether the lengths follow from the sizes of a step."""
+        return self.segments == "sqrt"
+
+    def lengths(self, n_steps: int, costs: StepCosts) -> Lengths:
+        """The nest for a scan whose steps cost this much."""
         if self.offload_carry:
             costs = dataclasses.replace(costs, carry=costs.carry * HOST_PRICE)
         lengths = lengths_for(
@@ -72,80 +83,66 @@ class ScanOptions:
         return (n_steps, 1) if self.offload_carry and len(lengths) == 1 else lengths
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """How a scan is to be run, and what that is good for."""
-
-    nest: Nest
-    saved_bytes: float = 0.0
-    """How much less is kept than by the scan as it stands."""
-    failure: str | None = None
-    """Why that is not known, where it is not."""
-
-
 def segmented_equation(
     eqn: jec.JaxprEqn,
     options: ScanOptions,
-    is_worth_it: Callable[[Choice], bool] = lambda choice: True,
+    is_worth_it: Callable[[Nest, Sizes], bool] | None = None,
 ) -> jec.JaxprEqn:
     """What takes the place of a `scan` equation: a call of the same scan, cut.
 
     Args:
         eqn: The equation.
         options: How to cut it.
-        is_worth_it: Refuses a choice.
+        is_worth_it: Refuses a nest.
 
     Returns:
         The equation itself where the options ask for nothing else.
     """
     body = ScanBody.of(eqn)
     avals = [var.aval for var in eqn.invars]
-    choice = choose_nest(body, avals, options)
-    if choice.nest.is_plain or not is_worth_it(choice):
+    sizes = Sizes(body, avals)
+    nest = choose_nest(body, options, sizes)
+    if nest.is_plain or (is_worth_it and not is_worth_it(nest, sizes)):
         return eqn
-    traced, _ = compat.trace(jax.jit(segmented(body, choice.nest)), *avals)
+    traced, _ = compat.trace(jax.jit(segmented(body, nest)), *avals)
     (call,) = compat.open_jaxpr(traced).eqns
     return call.replace(
         invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info
     )
 
 
-def choose_nest(body: ScanBody, avals: Sequence[Any], options: ScanOptions) -> Choice:
-    """Into which segments a scan is cut, and whether its steps are regions."""
-    plain = Nest(lengths=(body.length,))
-    if body.length == 0:
-        return Choice(nest=plain)
-    as_is = step_sizes(body, avals, plain)
-    chosen = _without_region(body.length, options, plain, as_is)
-    sizes = as_is
-    if chosen is None:
-        region = dataclasses.replace(plain, is_region=True, policy=options.policy)
-        sizes = step_sizes(body, avals, region)
-        chosen = _cut(region, options, sizes)
-    saved = body.length * as_is.step - kept(body.length, chosen.lengths, sizes.costs)
-    return Choice(nest=chosen, saved_bytes=saved, failure=as_is.failure)
-
-
-def _without_region(
-    n_steps: int, options: ScanOptions, plain: Nest, sizes: StepSizes
-) -> Nest | None:
-    """The nest whose steps are no regions, where the policy has it so.
+def choose_nest(body: ScanBody, options: ScanOptions, sizes: Sizes) -> Nest:
+    """Into which segments a scan is cut, and whether its steps are regions.
 
     The rule for the default policy is as the docstring of `remat.scan` says.
     """
+    plain = Nest(lengths=(body.length,))
+    if body.length == 0:
+        return plain
+    region = dataclasses.replace(plain, is_region=True, policy=options.policy)
     if options.policy == none:
         return _cut(plain, options, sizes)
-    if not options.is_auto or sizes.inner > sizes.carry:
-        return None
+    if not options.is_auto or sizes.of(plain).inner > sizes.of(plain).carry:
+        return _cut(region, options, sizes)
     nest = _cut(plain, options, sizes)
-    scan_of_regions = n_steps * sizes.carry + sizes.step
-    is_least = kept(n_steps, nest.lengths, sizes.costs) <= scan_of_regions
-    return nest if is_least else None
+    is_least = kept_bytes(nest, sizes) <= _kept_by_scan_of_regions(nest, sizes)
+    return nest if is_least else _cut(region, options, sizes)
 
 
-def _cut(nest: Nest, options: ScanOptions, sizes: StepSizes) -> Nest:
+def kept_bytes(nest: Nest, sizes: Sizes) -> float:
+    """The most that a nest keeps at once."""
+    n_steps = sizes.body.length
+    return kept(n_steps, nest.lengths, sizes.of(nest).costs) if n_steps else 0.0
+
+
+def _kept_by_scan_of_regions(nest: Nest, sizes: Sizes) -> float:
+    step = sizes.of(nest)
+    return sizes.body.length * step.carry + step.step
+
+
+def _cut(nest: Nest, options: ScanOptions, sizes: Sizes) -> Nest:
+    costs = sizes.of(nest).costs if options.needs_sizes else StepCosts()
+    lengths = options.lengths(sizes.body.length, costs)
     return dataclasses.replace(
-        nest,
-        lengths=options.lengths(sum(nest.lengths), sizes),
-        offload_carry=options.offload_carry,
+        nest, lengths=lengths, offload_carry=options.offload_carry
     )

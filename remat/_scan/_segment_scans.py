@@ -13,8 +13,15 @@ from remat import _jax_compat as compat
 from remat._regions._boundary import is_segment
 from remat._regions._rewrite import rewrite_equations
 from remat._regions._sites import Site
-from remat._scan._rewrite import Choice, ScanOptions, ScanPolicy, segmented_equation
+from remat._scan._nest import Nest
+from remat._scan._rewrite import (
+    ScanOptions,
+    ScanPolicy,
+    kept_bytes,
+    segmented_equation,
+)
 from remat._scan._segments import Segments, SegmentsWarning
+from remat._scan._sizes import Sizes
 
 
 def segment_scans(
@@ -119,17 +126,19 @@ def _is_long_scan(eqn: jec.JaxprEqn, *, min_length: int) -> bool:
     return eqn.primitive.name == "scan" and eqn.params["length"] >= min_length
 
 
-def _is_worth_it(eqn: jec.JaxprEqn, choice: Choice) -> bool:
-    if choice.failure is not None:
+def _is_worth_it(eqn: jec.JaxprEqn, nest: Nest, sizes: Sizes) -> bool:
+    as_is = sizes.of(Nest(lengths=(sizes.body.length,)))
+    if as_is.failure is not None:
         line = compat.source_line(eqn)
         warnings.warn(
             f"the scan of {eqn.params['length']} steps{f' at {line}' if line else ''} "
-            f"is left as it is: its body has no derivative ({choice.failure})",
+            f"is left as it is: its body has no derivative ({as_is.failure})",
             SegmentsWarning,
             stacklevel=2,
         )
         return False
-    return choice.saved_bytes >= _largest_value(eqn.params["jaxpr"]) / 100
+    saved = sizes.body.length * as_is.step - kept_bytes(nest, sizes)
+    return saved >= _largest_value(eqn.params["jaxpr"]) / 100
 
 
 def _runs_segments(eqn: jec.JaxprEqn) -> bool:

@@ -31,6 +31,22 @@ class StepSizes:
         return StepCosts(carry=max(1.0, self.carry), step=max(1.0, self.step))
 
 
+class Sizes:
+    """The sizes of a scan's steps, measured as they are asked for."""
+
+    def __init__(self, body: ScanBody, avals: Sequence[Any]) -> None:
+        self.body = body
+        self._avals = avals
+        self._known: dict[tuple[bool, Any], StepSizes] = {}
+
+    def of(self, nest: Nest) -> StepSizes:
+        """Those of a step run as the nest says, whatever its lengths."""
+        kind = (nest.is_region, nest.policy)
+        if kind not in self._known:
+            self._known[kind] = step_sizes(self.body, self._avals, nest)
+        return self._known[kind]
+
+
 _POSITION = 4
 """Bytes of the number that says which slice of xs to read."""
 

@@ -1,12 +1,13 @@
 """Compiled memory of a scan's gradient against its length, on an absent target.
 
-    python -m tests.benchmarks scan_scaling [--target h100] [--plot scaling.html]
+    python -m tests.benchmarks scan_scaling [--target h100]
 
 Prints the peak (arguments, outputs and temporaries) of the gradient of N steps for
 `lax.scan`, `lax.scan` over a region, and `remat.scan` with two levels, three levels
 and `max_saved=40`, each with the exponent fitted to its growth, and the extra forward
 passes, counted from the jaxpr. Writes the same to
-`tests/benchmarks/results/scan_scaling.json`, by target.
+`tests/benchmarks/results/scan_scaling.json`, by target, and draws it as
+`docs/scan_scaling_TARGET.svg`.
 """
 
 import argparse
@@ -21,8 +22,10 @@ import numpy as np
 from jax import lax
 
 import remat
+from remat._files import write_text
 from remat._scan._segments import balanced
 from remat._targets._target import quiet_environment
+from tests.benchmarks.scan_picture import DOCS, picture
 
 RESULTS = Path(__file__).parent / "results" / "scan_scaling.json"
 WIDTH = 2**16  # floats in the carry: 256 KiB
@@ -105,29 +108,16 @@ def write(peaks, target):
     RESULTS.write_text(json.dumps(known, indent=1) + "\n")
 
 
-def plot(peaks, path):
-    """Writes the table as a log-log plot, as HTML."""
-    import plotly.graph_objects as go
-
-    lines = [
-        go.Scatter(x=LENGTHS, y=np.array(peaks[way]) / 2**20, name=way) for way in WAYS
-    ]
-    figure = go.Figure(lines)
-    figure.update_xaxes(type="log", title="steps")
-    figure.update_yaxes(type="log", title="compiled peak, MiB")
-    figure.write_html(path)
-
-
 def main():
     parser = argparse.ArgumentParser(description="Compiled memory against steps.")
     parser.add_argument("--target", default="h100")
-    parser.add_argument("--plot", help="write an HTML plot there")
-    args = parser.parse_args()
-    peaks = {way: [peak_bytes(way, n, args.target) for n in LENGTHS] for way in WAYS}
-    print_table(peaks, args.target)
-    write(peaks, args.target)
-    if args.plot:
-        plot(peaks, args.plot)
+    target = parser.parse_args().target
+    peaks = {way: [peak_bytes(way, n, target) for n in LENGTHS] for way in WAYS}
+    print_table(peaks, target)
+    write(peaks, target)
+    path = DOCS / f"scan_scaling_{target}.svg"
+    write_text(path, picture(peaks, LENGTHS, target))
+    print(path)
 
 
 if __name__ == "__main__":
