@@ -10,9 +10,11 @@ import functools
 
 import jax
 import jax.extend.core as jec
+import jax.numpy as jnp
 import numpy as np
 
 from remat import _jax_compat as compat
+from remat._jaxprs._equations import single_equation
 
 ARRANGING = {
     "concatenate": lambda eqn, *xs: [np.concatenate(xs, eqn.params["dimension"])],
@@ -58,7 +60,7 @@ class StepByStep:
             given = zip(eqn.invars, values, strict=True)
             operands = {v: x for v, x in given if not compat.is_literal(v)}
             alone = self._compiled_once(
-                eqn, lambda: compat.single_equation(eqn, list(operands))
+                eqn, lambda: single_equation(eqn, list(operands))
             )
             return alone(*operands.values())
         if _is_loop(eqn):
@@ -123,11 +125,13 @@ def _calls_loop(eqn):
 
 
 def _is_key(x):
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _stack(slices):
     if _is_key(slices[0]):
         data = np.stack([jax.random.key_data(one) for one in slices])
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(slices[0]))
+        return jax.random.wrap_key_data(
+            jnp.asarray(data), impl=jax.random.key_impl(slices[0])
+        )
     return np.stack(slices)

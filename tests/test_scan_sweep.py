@@ -12,6 +12,7 @@ takes both cores; 8 minutes of them were seen with jax 0.12.
 import functools
 
 import jax
+import jax.extend.core as jec
 import pytest
 from jax import lax
 
@@ -46,7 +47,7 @@ def scans_of(n):
 def wanted(name, n, reverse):
     """What `lax.scan` gives, compiled as it is."""
     closed, types = program(lax.scan, name, n, reverse=reverse)
-    run = jax.jit(jax.extend.core.jaxpr_as_fun(closed), compiler_options=QUICKLY)
+    run = jax.jit(jec.jaxpr_as_fun(closed), compiler_options=QUICKLY)
     return run(), types
 
 
