@@ -110,13 +110,14 @@ def tables(found: list[dict[str, Any]]) -> str:
     steps = [cell for cell in found if "largest" not in cell]
     searches = [cell for cell in found if "largest" in cell]
     return (
-        "Peak of an AdamW step on one device (**bold** fits), and the FLOPs that "
-        "recomputing adds\nto a step without it.\n\n"
+        "Peak of an AdamW step on one device (**bold** fits), the share of what full\n"
+        "recomputation saves, and the FLOPs added to a step without any.\n\n"
         + markdown(
-            ["model", "target", "options", "policy", "GiB", "more FLOPs"],
-            (_step_row(cell) for cell in steps),
+            ["model", "target", "options", "policy", "GiB", "saving", "more FLOPs"],
+            (_step_row(cell, steps) for cell in steps),
         )
-        + "\nThe largest batch and the longest sequence that fit, by search.\n\n"
+        + "\nThe largest batch and the longest sequence that fit, by search: the next\n"
+        "size no longer does.\n\n"
         + markdown(
             ["model", "target", "what", "policy", "largest", "GiB"],
             (_search_row(cell) for cell in searches),
@@ -124,18 +125,35 @@ def tables(found: list[dict[str, Any]]) -> str:
     )
 
 
-def _step_row(cell: dict[str, Any]) -> list[str]:
+def _step_row(cell: dict[str, Any], steps: list[dict[str, Any]]) -> list[str]:
     options = ", ".join(f"{key} {value}" for key, value in cell["options"].items())
     names = [cell["model"], cell["target"], options, cell["policy"]]
     if "error" in cell:
-        return [*names, "fails", "–"]
+        return [*names, "fails", "–", "–"]
     peak = ("" if cell["exact"] else "≥ ") + gib(cell["peak_bytes"])
     more = cell["recompute_flops"] / (cell["flops"] - cell["recompute_flops"])
-    return [*names, f"**{peak}**" if cell["fits"] else peak, f"{100 * more:.2f} %"]
+    shown = f"**{peak}**" if cell["fits"] else peak
+    return [*names, shown, _saving(cell, steps), f"{100 * more:.2f} %"]
+
+
+def _saving(cell: dict[str, Any], steps: list[dict[str, Any]]) -> str:
+    """Of what `nothing` saves beside `none`, the share that this policy does."""
+    same = {key: cell[key] for key in ("model", "target", "options")}
+    peaks = {
+        each["policy"]: each.get("peak_bytes")
+        for each in steps
+        if same.items() <= each.items()
+    }
+    none, full = peaks.get("none"), peaks.get("nothing")
+    if none is None or full is None or none == full:
+        return "–"
+    return f"{(none - cell['peak_bytes']) / (none - full):.0%}"
 
 
 def _search_row(cell: dict[str, Any]) -> list[str]:
-    names = [cell["model"], cell["target"], cell["largest"], cell["policy"]]
+    given = "".join(f", {key} {value}" for key, value in cell["options"].items())
+    what = cell["largest"] + given
+    names = [cell["model"], cell["target"], what, cell["policy"]]
     if "error" in cell:
         return [*names, "fails", "–"]
     return [*names, f"{cell['size']:,}", gib(cell["peak_bytes"])]
