@@ -25,6 +25,7 @@ STEPS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("vit-b16", "v5e", {"image_size": 2048, "batch": 1, "attention": "pallas"}),
     ("vit-b16", "h100", {"image_size": 1024, "batch": 4}),
     ("vit-b16", "h100", {"image_size": 2048, "batch": 1}),
+    ("gpt2", "v5e", {"batch": 16, "attention": "pallas"}),
 )
 SEARCHES: tuple[dict[str, Any], ...] = (
     {"largest": "batch", "multiple_of": 1, "start": 32, "options": {}},

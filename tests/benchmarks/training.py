@@ -1,7 +1,8 @@
 """Really trained, on this CPU: `python -m tests.benchmarks.training`.
 
 200 steps of gpt2-tiny under nothing recomputed, everything recomputed, and a plan for
-half of what that saves: speed and the last loss, beside those of the first. largest difference between each family's logits and those `transformers` gave on the
+half of what that saves: speed and the last loss, beside those of the first. Then the
+largest difference between each family's logits and those `transformers` gave on the
 committed checkpoints. Two minutes.
 """
 
