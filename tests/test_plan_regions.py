@@ -34,7 +34,7 @@ def test_regions_are_made_where_there_are_none(planned):
 def test_the_file_remembers_which_regions_to_make(planned, tmp_path):
     planned.save(tmp_path / "plan.json")
     again = remat.Plan.load(tmp_path / "plan.json")
-    assert len(remat.find_regions(again.apply(bare), *numbers())) == 1
+    assert len(remat.find_regions(again.apply(bare), *numbers())) >= 1
     assert remat.check_plan(again, bare, WS, X).ok
 
 

@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from remat import _jax_compat as compat
@@ -15,6 +16,7 @@ from remat._plan._graph import Graph, GraphError, build_graph
 from remat._plan._prices import Prices, least_time
 from remat._plan._solve import Choice, Solver, choice_of, evaluate
 from remat._regions._region import Region
+from remat._regions._split_layers import Layers
 from remat._targets._target import Target
 from remat.policies import Policy
 
@@ -55,6 +57,10 @@ class Kind:
 
     regions: tuple[Region, ...]
     """In program order."""
+    n_layers: int = 1
+    """How many layers each region stands for, in a scan that can be split; else 1."""
+    loops: tuple[Hashable, ...]
+    """For each region, what tells the loop body that it stands in from others."""
     graph: Graph
     """What can be kept of one."""
     rates: Rates
@@ -64,13 +70,26 @@ class Kind:
 
     @property
     def n_copies(self) -> int:
-        """Regions that can be given different choices."""
-        return len(self.regions)
+        """Regions and layers that can be given different choices."""
+        return len(self.regions) * self.n_layers
 
     @property
     def times(self) -> int:
-        """How often each runs in one step."""
-        return self.regions[0].times
+        """How often each copy runs in one step."""
+        return self.regions[0].times // self.n_layers
+
+    @property
+    def is_scanned(self) -> bool:
+        """Whether a loop runs them."""
+        return self.regions[0].times > 1
+
+    def copies(self) -> Iterator[int]:
+        """The index of each copy's region, in the order in which they run."""
+        for _, group in itertools.groupby(
+            zip(self.loops, self.regions, strict=True), key=lambda pair: pair[0]
+        ):
+            body = [region.index for _, region in group]
+            yield from body * self.n_layers
 
     @functools.cached_property
     def solver(self) -> Solver:
@@ -107,7 +126,7 @@ class Kind:
     @functools.cached_property
     def time_solver(self) -> Solver:
         """As `solver`, for the time that keeping takes as well."""
-        return Solver(self.graph, least_time(self.rates, scanned=self.times > 1))
+        return Solver(self.graph, least_time(self.rates, scanned=self.is_scanned))
 
     def faster(self, than: Choice) -> Choice:
         """The fastest choice that keeps no more bytes and recomputes no more FLOPs.
@@ -140,12 +159,17 @@ class Kind:
 
 
 def find_kinds(
-    regions: Sequence[Region], target: Target, *, allow_offload: bool
+    regions: Sequence[Region],
+    layers: Sequence[Layers],
+    target: Target,
+    *,
+    allow_offload: bool,
 ) -> tuple[tuple[Kind, ...], dict[int, str]]:
     """Group the regions that can be planned, and say why the others cannot.
 
     Args:
         regions: All regions of a loss.
+        layers: Of these, those in layer scans that can be split.
         target: For times.
         allow_offload: Whether values may wait in host memory.
 
@@ -157,16 +181,20 @@ def find_kinds(
     can_move = allow_offload and target.kind != "cpu"
     link = rates.host_link_bytes_s if can_move else 0.0
     left: dict[int, str] = {}
-    groups: dict[tuple[str, int], list[Region]] = {}
+    known = {one.region.index: one for one in layers}
+    groups: dict[tuple[str, int, int], list[Region]] = {}
     for region in regions:
         if region.depth:
             continue
         if reason := _why_not(region):
             left[region.index] = reason
         else:
-            groups.setdefault((region.fingerprint, region.times), []).append(region)
+            one = known.get(region.index)
+            n_layers = 1 if one is None else one.n_layers
+            key = (region.fingerprint, region.times, n_layers)
+            groups.setdefault(key, []).append(region)
     kinds = []
-    for group in groups.values():
+    for (_, _, n_layers), group in groups.items():
         try:
             with compat.traced_as(group[0].eqn):
                 graph = build_graph(group[0].jaxpr, rates)
@@ -175,9 +203,21 @@ def find_kinds(
             continue
         hidden = int(link * graph.forward_s) if math.isfinite(link) else 0
         kinds.append(
-            Kind(regions=tuple(group), graph=graph, rates=rates, host_bytes=hidden)
+            Kind(
+                regions=tuple(group),
+                n_layers=n_layers,
+                loops=tuple(_loop(region, known) for region in group),
+                graph=graph,
+                rates=rates,
+                host_bytes=hidden,
+            )
         )
     return tuple(kinds), left
+
+
+def _loop(region: Region, layers: Mapping[int, Layers]) -> Hashable:
+    one = layers.get(region.index)
+    return region.index if one is None else one.loop
 
 
 def _why_not(region: Region) -> str | None:
@@ -206,19 +246,31 @@ def allotment(kinds: Sequence[Kind], shares: Sequence[Sequence[Share]]) -> Allot
 def solve_all(kinds: Sequence[Kind], budget_bytes: int) -> Allotment:
     """The best choices of all regions whose bytes together fit a budget.
 
-    One lone region is solved exactly. Otherwise points are taken from each kind's
-    frontier, and what they leave of the budget goes to one kind after another, each
-    solved exactly at what it may have.
+    One lone kind with one choice for all is solved exactly. Points taken from each
+    kind's frontier, with more than one for a kind of several copies, are better where
+    what they leave of the budget, given to one kind after another, each solved exactly
+    at what it may have, makes them so.
     """
-    if len(kinds) == 1 and kinds[0].n_copies == 1:
-        choice = kinds[0].solve(budget_bytes // kinds[0].times)
-        return allotment(kinds, [kinds[0].alike(choice)])
-    stacks = [
-        Stack(frontier=kind.curve, n_copies=kind.n_copies, times=kind.times)
-        for kind in kinds
-    ]
-    found = choose(stacks, budget_bytes, time_limit_s=SOLVE_S)
-    return _refined(kinds, found, budget_bytes)
+    alike = None
+    if len(kinds) == 1:
+        (kind,) = kinds
+        choice = kind.solve(budget_bytes // (kind.n_copies * kind.times))
+        alike = allotment(kinds, [kind.alike(choice)])
+        if kind.n_copies == 1:
+            return alike
+    found = choose(list(map(_stack, kinds)), budget_bytes, time_limit_s=SOLVE_S)
+    found = _refined(kinds, found, budget_bytes)
+    return found if alike is None or found.price < alike.price else alike
+
+
+def _stack(kind: Kind) -> Stack:
+    return Stack(
+        frontier=kind.curve,
+        n_copies=kind.n_copies,
+        times=kind.times,
+        # Each more is one more program for the compiler.
+        max_kinds=2 if kind.n_layers > 1 else None,
+    )
 
 
 def _refined(kinds: Sequence[Kind], found: Allotment, budget_bytes: int) -> Allotment:
@@ -258,19 +310,21 @@ def estimated_s(kinds: Sequence[Kind], found: Allotment) -> float:
     )
 
 
-def by_region(kinds: Sequence[Kind], found: Allotment) -> Mapping[int, Choice]:
-    """The choice of each region, by its index.
+def by_layer(
+    kinds: Sequence[Kind], found: Allotment
+) -> Mapping[int, tuple[Choice, ...]]:
+    """The choices of each region's layers, as they run, by the region's index.
 
     Later layers get the larger choices: their residuals are freed first, and at the
     start of the backward pass, where all residuals are still held, they recompute less.
     """
-    table: dict[int, Choice] = {}
+    table: dict[int, list[Choice]] = {}
     for kind, taken in zip(kinds, found.shares, strict=True):
-        remaining = iter(kind.regions)
+        remaining = kind.copies()
         for share in sorted(taken, key=lambda share: share.choice.bytes):
             for _ in range(share.n_copies):
-                table[next(remaining).index] = share.choice
-    return table
+                table.setdefault(next(remaining), []).append(share.choice)
+    return {index: tuple(choices) for index, choices in table.items()}
 
 
 def same(kinds: Sequence[Kind], pick: Callable[[Kind], Any]) -> Allotment:

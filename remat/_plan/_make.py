@@ -10,7 +10,7 @@ from remat._compare._comparison import versions
 from remat._naming._labels import Label
 from remat._plan._apply import table_of
 from remat._plan._by_name import names_suffice
-from remat._plan._kinds import Kind, by_kind_sum, by_region
+from remat._plan._kinds import Kind, by_kind_sum, by_layer
 from remat._plan._loop import ClosedLoop
 from remat._plan._match import ProgramRecord, RegionRecord
 from remat._plan._meter import Measured, seconds_or_none
@@ -74,7 +74,7 @@ def make_plan(
         n_compiles=loop.meter.n_full,
         origin=best.candidate.label,
         regions=tuple(
-            _record(region, names.get(region.index), left.get(region.index, ""))
+            _record(region, names.get(region.index, ()), left.get(region.index, ""))
             for region in regions
             if region.depth == 0
         ),
@@ -94,18 +94,20 @@ def make_plan(
 
 def _choices(
     kinds: Sequence[Kind], best: Measured
-) -> tuple[dict[int, str], tuple[PlanChoice, ...]]:
-    """The choices, named, and which region takes which."""
+) -> tuple[dict[int, tuple[str, ...]], tuple[PlanChoice, ...]]:
+    """The choices, named, and which region, or layer of it, takes which."""
     kind_of = {region.index: kind for kind in kinds for region in kind.regions}
-    names: dict[int, str] = {}
+    names: dict[int, tuple[str, ...]] = {}
     found: dict[tuple[int, Choice], PlanChoice] = {}
-    for index, choice in by_region(kinds, best.candidate.allotment).items():
+    for index, choices in by_layer(kinds, best.candidate.allotment).items():
         kind = kind_of[index]
-        key = (id(kind), choice)
-        if key not in found:
-            name = _letter(len(found))
-            found[key] = _choice(name, choice, kind, best.candidate.removes)
-        names[index] = found[key].name
+        for choice in dict.fromkeys(choices):
+            key = (id(kind), choice)
+            if key not in found:
+                name = _letter(len(found))
+                found[key] = _choice(name, choice, kind, best.candidate.removes)
+        taken = tuple(found[id(kind), choice].name for choice in choices)
+        names[index] = taken[:1] if len(set(taken)) == 1 else taken
     return names, tuple(found.values())
 
 
@@ -157,13 +159,13 @@ def _kept(label: Label, decision: str, n_bytes: int) -> Kept:
     )
 
 
-def _record(region: Region, choice: str | None, note: str) -> RegionRecord:
+def _record(region: Region, choices: tuple[str, ...], note: str) -> RegionRecord:
     return RegionRecord(
         path=region.path,
         fingerprint=region.fingerprint,
         times=region.times,
         context=region.context,
-        choice=choice,
+        choices=choices,
         note=note,
     )
 

@@ -1,5 +1,6 @@
 """Whether the regions of a function are those that a plan was made for."""
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,16 +45,25 @@ class RegionRecord:
     """How often it runs in a step."""
     context: str
     """The loop around it."""
-    choice: str | None
-    """Name of the choice that it takes; None where it stays as it is."""
+    choices: tuple[str, ...]
+    """Name of the choice that all its layers take, or of each one's as they run; empty
+    where it stays as it is."""
     note: str = ""
     """Why it stays as it is."""
+
+    @property
+    def runs(self) -> Mapping[str, int]:
+        """How often it runs under each choice, in a step."""
+        times = self.times // (len(self.choices) or 1)
+        counts = collections.Counter(self.choices)
+        return {name: times * n for name, n in counts.items()}
 
 
 def check_regions(
     wanted: Sequence[RegionRecord],
     programs: Mapping[str, ProgramRecord],
     regions: Sequence[Region],
+    layers: Mapping[int, int],
 ) -> list[Region]:
     """The outer regions of a function, in the order of a plan's.
 
@@ -61,6 +71,7 @@ def check_regions(
         wanted: The plan's regions.
         programs: What is known of their programs, by fingerprint.
         regions: All regions of the function.
+        layers: How many layers those in scans that can be split stand for.
 
     Raises:
         PlanError: They differ; the message says which region, and how.
@@ -78,6 +89,13 @@ def check_regions(
                 f"region {n} ({record.path}) is not the one that was planned: "
                 f"{_difference(record, programs, region)}. Nothing was changed; plan "
                 "again for this model"
+            )
+        n_wanted, n_layers = len(record.choices), layers.get(region.index, 1)
+        if n_wanted > 1 and n_wanted != n_layers:
+            raise PlanError(
+                f"region {n} ({record.path}) was planned as {n_wanted} layers of a "
+                f"scan, and now {n_layers} can be told apart. Nothing was changed; "
+                "plan again for this model"
             )
     return outer
 

@@ -9,7 +9,7 @@ from typing import Any
 from remat._compare._measure import Prepared, Setup, compiled_report, prepare
 from remat._plan._apply import Treatment, apply_treatments, table_of
 from remat._plan._choose import Allotment
-from remat._plan._kinds import Kind, by_region
+from remat._plan._kinds import Kind, by_layer
 from remat._plan._steer import Sample
 from remat._regions._with_policy import with_policy
 from remat._report._report import MemoryReport
@@ -139,11 +139,11 @@ class Meter:
         """The loss with a candidate's choices."""
         if candidate.removes:
             return with_policy(self.loss, "none")
-        choices = by_region(self.kinds, candidate.allotment)
-        treatments: dict[int, Treatment] = {
-            index: table_of(choice) for index, choice in choices.items()
+        choices = by_layer(self.kinds, candidate.allotment)
+        treatments: dict[int, list[Treatment]] = {
+            index: list(map(table_of, taken)) for index, taken in choices.items()
         }
-        return apply_treatments(self.loss, lambda regions: treatments)
+        return apply_treatments(self.loss, lambda regions, layers: treatments)
 
 
 def seconds_or_none(seconds: float) -> float | None:

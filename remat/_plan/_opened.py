@@ -10,8 +10,10 @@ from remat._compare._measure import Setup
 from remat._plan._errors import PlanError
 from remat._plan._kinds import Kind, find_kinds
 from remat._plan._meter import Meter
+from remat._regions._nnx import recorded
 from remat._regions._region import Region
-from remat._regions._with_policy import RegionError, find_regions
+from remat._regions._split_layers import layers_of
+from remat._regions._with_policy import RegionError, regions_of
 from remat._targets._target import Target
 
 
@@ -64,8 +66,10 @@ def open_loss(
     )
     device = setup.target
     say("reading the regions")
-    regions = find_regions(loss, *args, **kwargs)
-    kinds, left = find_kinds(regions, device, allow_offload=allow_offload)
+    with recorded(loss, args, kwargs) as recording:
+        regions = regions_of(recording.closed)
+        layers = layers_of(recording.closed)
+    kinds, left = find_kinds(regions, layers, device, allow_offload=allow_offload)
     if not kinds:
         raise _nothing_to_plan(left)
     return Opened(

@@ -21,7 +21,9 @@ from remat._regions._make_regions import with_regions
 from remat._regions._region import Region
 from remat.policies import Decision
 
-SCHEMA = "remat.plan/1"
+SCHEMA = "remat.plan/2"
+_OLD_SCHEMA = "remat.plan/1"
+"""Regions had one choice each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,17 +182,19 @@ class Plan:
         programs = {program.fingerprint: program for program in self.programs}
         treatments: dict[str, Treatment] = {c.name: _treatment(c) for c in self.choices}
 
-        def treat(regions: Sequence[Region]) -> dict[int, Treatment]:
-            outer = check_regions(self.regions, programs, regions)
-            chosen: dict[int, Treatment] = {
-                region.index: treatments[record.choice]
+        def treat(
+            regions: Sequence[Region], layers: Mapping[int, int]
+        ) -> dict[int, list[Treatment]]:
+            outer = check_regions(self.regions, programs, regions, layers)
+            chosen: dict[int, list[Treatment]] = {
+                region.index: [treatments[name] for name in record.choices]
                 for record, region in zip(self.regions, outer, strict=True)
-                if record.choice is not None
+                if record.choices
             }
-            if any(chosen.get(r.index) == "remove" for r in outer):
+            if any(choice.removed for choice in self.choices):
                 for region in regions:
                     if region.depth and region.reachable:
-                        chosen[region.index] = "remove"
+                        chosen[region.index] = ["remove"]
             return chosen
 
         if regions := self.options.get("regions"):
@@ -205,10 +209,10 @@ class Plan:
             PlanError: The regions take different choices, or checkpoint names cannot
                 say what they keep.
         """
-        if len(self.choices) != 1 or any(r.choice is None for r in self.regions):
+        if len(self.choices) != 1 or any(not r.choices for r in self.regions):
             raise PlanError(
                 f"the plan has {len(self.choices)} choices for {len(self.regions)} "
-                "regions, and a policy is one; use plan.apply(loss)"
+                "regions and their layers, and a policy is one; use plan.apply(loss)"
             )
         (choice,) = self.choices
         if choice.removed:
@@ -267,7 +271,7 @@ class Plan:
         except ValueError as error:
             raise PlanError(f"{where} is no plan: not JSON ({error})") from error
         schema = data.get("schema") if isinstance(data, dict) else None
-        if schema != SCHEMA:
+        if schema not in (SCHEMA, _OLD_SCHEMA):
             raise PlanError(
                 f"{where} is no plan that this version reads: its schema is "
                 f"{schema!r}, and wanted is {SCHEMA!r}"
@@ -278,6 +282,8 @@ class Plan:
                 "nothing. Plan again"
             )
         del data["schema"]
+        if schema == _OLD_SCHEMA:
+            _upgrade(data)
         return read(Plan, data, where)
 
     def to_html(self) -> str:
@@ -314,6 +320,15 @@ def seal_of(data: Mapping[str, Any]) -> str:
     """A digest of a file's content, to notice that it was edited."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _upgrade(data: dict[str, Any]) -> None:
+    """Turn what an older version wrote into what this one does."""
+    regions = data.get("regions")
+    for region in regions if isinstance(regions, list) else ():
+        if isinstance(region, dict) and "choice" in region:
+            choice = region.pop("choice")
+            region["choices"] = [] if choice is None else [choice]
 
 
 def _treatment(choice: PlanChoice) -> Treatment:

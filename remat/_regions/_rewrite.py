@@ -12,6 +12,10 @@ Two rules keep a rewritten program as small as the original:
   lowered program. Across calls of the rewritten function too, which lets JAX's own
   compilation caches hit.
 
+Where the layers of a scan are to differ, the scan becomes as few scans as run its
+decisions in order: k layers and the rest, two; every second layer, one over pairs. Its
+xs are not copied.
+
 The cost is linear in the number of equations, nested jaxprs counted once for each
 place that holds a wanted equation.
 """
@@ -27,6 +31,8 @@ import jax.extend.core as jec
 from remat import _jax_compat as compat
 from remat._jaxprs._custom_jvp import is_custom_jvp, with_mapped_rule
 from remat._jaxprs._equations import fresh_like, under_name_stack
+from remat._regions._by_layer import ByLayer, of_step
+from remat._regions._layer_scans import runs_layers
 from remat._regions._nnx import recorded
 from remat._regions._sites import Select, Site, Survey, survey_jaxpr
 
@@ -37,7 +43,8 @@ Edit = Callable[[Any, jec.JaxprEqn, Any], Result]
 """From a site, its equation (sites inside it already edited) and the decision on it to
 what stands there instead."""
 Decide = Callable[[Sequence[Any], compat.AnyJaxpr], Sequence[Hashable]]
-"""From all sites and the program they stand in to a decision on each."""
+"""From all sites and the program they stand in to a decision on each; `ByLayer` where
+the layers of a scan that holds the site are to differ."""
 
 
 def rewrite_equations(
@@ -100,19 +107,30 @@ class _Rewriter:
     select: Select
     edit: Edit
     make_site: Callable[..., Any]
-    decisions: tuple[Hashable, ...]
+    decisions: Sequence[Hashable]
     memo: Memo
+    check_vma: bool = False
+    """Of the `shard_map` around what is rewritten."""
 
     def rewrite(self, survey: Survey) -> compat.AnyJaxpr:
         """The surveyed jaxpr with its sites edited, open or closed as it was."""
         if not any(site.reachable for site in survey.sites):
             return survey.jaxpr
         entries = self.memo.entries(survey.jaxpr)
-        key = tuple(self.decisions[site.index] for site in survey.sites)
+        key = self.key(survey)
         if key not in entries:
             new = self.rewrite_open(survey)
             entries[key] = compat.with_open(survey.jaxpr, new)
         return entries[key]
+
+    def key(self, survey: Survey) -> Hashable:
+        """What the rewritten form of a jaxpr depends on."""
+        decisions = tuple(self.decisions[site.index] for site in survey.sites)
+        return (decisions, self.check_vma) if self.differs(survey) else decisions
+
+    def differs(self, survey: Survey) -> bool:
+        """Whether layers inside are to differ."""
+        return any(isinstance(self.decisions[s.index], ByLayer) for s in survey.sites)
 
     def rewrite_open(self, survey: Survey) -> jec.Jaxpr:
         jaxpr = compat.open_jaxpr(survey.jaxpr)
@@ -141,12 +159,43 @@ class _Rewriter:
     def rewrite_inside(
         self, eqn: jec.JaxprEqn, surveys: Sequence[Survey]
     ) -> jec.JaxprEqn:
+        if self.differs(surveys[0]) and runs_layers(eqn):
+            return self.rewrite_layers(eqn, surveys[0])
+        vma = eqn.params.get("check_vma", self.check_vma)
+        rewriter = dataclasses.replace(self, check_vma=vma)
         in_turn = iter(surveys)
-        params = compat.map_jaxprs(eqn.params, lambda _: self.rewrite(next(in_turn)))
+        params = compat.map_jaxprs(
+            eqn.params, lambda _: rewriter.rewrite(next(in_turn))
+        )
         if is_custom_jvp(eqn) and surveys[0].sites:
             rule = functools.partial(self.rewrite_rule, surveys[0])
             params = with_mapped_rule(params, rule)
         return eqn.replace(params=params)
+
+    def rewrite_layers(self, eqn: jec.JaxprEqn, body: Survey) -> jec.JaxprEqn:
+        """A scan of layers, split where they are to differ."""
+        from remat._scan._split import split_equation  # it rewrites equations too
+
+        length = eqn.params["length"]
+        steps: list[Hashable] = []
+        bodies: dict[Hashable, compat.AnyJaxpr] = {}
+        for step in range(length):
+            own = self.of_step(body, step, length)
+            steps.append(own.key(body))
+            if steps[-1] not in bodies:
+                bodies[steps[-1]] = own.rewrite(body)
+        if len(bodies) == 1:
+            (only,) = bodies.values()
+            return eqn.replace(params={**eqn.params, "jaxpr": only})
+        with compat.at_place_of(eqn, check_vma=self.check_vma):
+            return split_equation(eqn, steps, bodies)
+
+    def of_step(self, body: Survey, step: int, n_steps: int) -> "_Rewriter":
+        """What rewrites the body of a loop for one of its steps."""
+        decisions = list(self.decisions)
+        for site in body.sites:
+            decisions[site.index] = of_step(decisions[site.index], step, n_steps)
+        return dataclasses.replace(self, decisions=decisions)
 
     def rewrite_rule(self, primal: Survey, rule: jec.Jaxpr) -> jec.Jaxpr:
         """The derivative rule of a `custom_jvp`, its sites edited like the primal's.

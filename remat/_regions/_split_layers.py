@@ -6,18 +6,17 @@ several, each of layers that are treated alike, and their regions are told apart
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.extend.core as jec
 
 from remat import _jax_compat as compat
+from remat._regions._by_layer import by_layer
 from remat._regions._enclose import ENTERED
 from remat._regions._layer_scans import runs_layers
-from remat._regions._nnx import recorded
 from remat._regions._region import Region, is_region
-from remat._regions._rewrite import Memo
+from remat._regions._rewrite import rewrite_equations
 from remat._regions._sites import Survey, survey_jaxpr
 
 
@@ -68,18 +67,29 @@ def split_layers(
         labelled have `Part(label)` for a policy: to be replaced, as by
         `rewrite_equations`, before it is differentiated.
     """
-    memo = Memo()
 
-    @functools.wraps(fn, updated=())
-    def split(*args: Any, **kwargs: Any) -> Any:
-        with recorded(fn, args, kwargs) as recording:
-            survey = survey_jaxpr(recording.closed, is_region, Region)
-            labels = label(list(_layers(survey)))
-            if not labels:
-                return recording.run(recording.closed)
-            return recording.run(_Splitter(memo).rewrite(survey, labels, False))
+    def decide(regions: Sequence[Region], program: compat.AnyJaxpr) -> list[Hashable]:
+        labels = label(layers_of(program))
+        return [
+            by_layer([Part(one) for one in labels[region.index]])
+            if region.index in labels
+            else None
+            for region in regions
+        ]
 
-    return split
+    return rewrite_equations(
+        fn, select=is_region, decide=decide, edit=_put, make_site=Region
+    )
+
+
+def layers_of(program: compat.AnyJaxpr) -> list[Layers]:
+    """The regions of a program that stand in layer scans which can be split."""
+    return list(_layers(survey_jaxpr(program, is_region, Region)))
+
+
+def _put(region: Region, eqn: jec.JaxprEqn, part: Part | None) -> jec.JaxprEqn:
+    del region
+    return eqn if part is None else eqn.replace(params={**eqn.params, "policy": part})
 
 
 def _layers(
@@ -99,74 +109,3 @@ def _layers(
 
 def _is_entered(eqn: jec.JaxprEqn) -> bool:
     return eqn.primitive.name in ENTERED or is_region(eqn)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Splitter:
-    memo: Memo
-
-    def rewrite(self, survey: Survey, labels: Labels, vma: bool) -> compat.AnyJaxpr:
-        """A surveyed jaxpr with its scans split."""
-        sites = [site for site in survey.sites if site.index in labels]
-        if not sites:
-            return survey.jaxpr
-        entries = self.memo.entries(survey.jaxpr)
-        offset = survey.sites[0].index
-        given = tuple((s.index - offset, tuple(labels[s.index])) for s in sites)
-        key = (given, vma)
-        if key not in entries:
-            opened = compat.open_jaxpr(survey.jaxpr)
-            eqns = [
-                self._edited(survey, i, labels, vma) for i in range(len(opened.eqns))
-            ]
-            entries[key] = compat.with_open(survey.jaxpr, opened.replace(eqns=eqns))
-        return entries[key]
-
-    def _edited(
-        self, survey: Survey, i: int, labels: Labels, vma: bool
-    ) -> jec.JaxprEqn:
-        eqn = compat.open_jaxpr(survey.jaxpr).eqns[i]
-        inside = survey.inside.get(i, ())
-        if inside and _is_entered(eqn):
-            vma = eqn.params.get("check_vma", vma)
-            if runs_layers(eqn):
-                return self._split(eqn, inside[0], labels, vma)
-            in_turn = iter(inside)
-            params = compat.map_jaxprs(
-                eqn.params, lambda _: self.rewrite(next(in_turn), labels, vma)
-            )
-            eqn = eqn.replace(params=params)
-        if i in survey.at and survey.at[i].index in labels:
-            (label,) = labels[survey.at[i].index]
-            eqn = eqn.replace(params={**eqn.params, "policy": Part(label)})
-        return eqn
-
-    def _split(
-        self, eqn: jec.JaxprEqn, body: Survey, labels: Labels, vma: bool
-    ) -> jec.JaxprEqn:
-        from remat._scan._split import split_equation  # it rewrites equations too
-
-        length = eqn.params["length"]
-        mine = {s.index: labels[s.index] for s in body.sites if s.index in labels}
-        if not mine:
-            return eqn
-        steps: list[Hashable] = []
-        bodies: dict[Hashable, compat.AnyJaxpr] = {}
-        for step in range(length):
-            own = {index: _share(all_, step, length) for index, all_ in mine.items()}
-            kind = tuple((index, tuple(given)) for index, given in own.items())
-            steps.append(kind)
-            if kind not in bodies:
-                bodies[kind] = self.rewrite(body, own, vma)
-        if len(bodies) == 1:
-            (only,) = bodies.values()
-            return eqn.replace(params={**eqn.params, "jaxpr": only})
-        with compat.at_place_of(eqn, check_vma=vma):
-            return split_equation(eqn, steps, bodies)
-
-
-def _share(labels: Sequence[Hashable], step: int, n_steps: int) -> Sequence[Hashable]:
-    """The labels that belong to one step of a loop."""
-    n = len(labels) // n_steps
-    assert n * n_steps == len(labels), "one label for each layer"
-    return labels[step * n : (step + 1) * n]

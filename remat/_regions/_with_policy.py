@@ -67,11 +67,13 @@ def find_regions(
         [(6, 'scan')]
     """
     with recorded(fn, args, kwargs) as recording:
-        regions = survey_jaxpr(recording.closed, is_region, Region).sites
-        hidden = hidden_sites(
-            recording.closed, is_region, Region, first_index=len(regions)
-        )
-        return regions + hidden
+        return regions_of(recording.closed)
+
+
+def regions_of(program: compat.AnyJaxpr) -> tuple[Region, ...]:
+    """As `find_regions`, of what a function was traced to."""
+    regions = survey_jaxpr(program, is_region, Region).sites
+    return regions + hidden_sites(program, is_region, Region, first_index=len(regions))
 
 
 def rewrite_regions(

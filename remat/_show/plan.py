@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Iterable
 
 from rich import box
@@ -10,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from remat._plan._match import RegionRecord
 from remat._plan._plan_file import Kept, Plan, PlanChoice
 from remat._sizes import format_bytes, format_count, format_seconds
 
@@ -87,9 +89,9 @@ def _title(plan: Plan) -> str:
 
 
 def _choice_title(plan: Plan, choice: PlanChoice) -> str:
-    regions = [region for region in plan.regions if region.choice == choice.name]
-    runs = sum(region.times for region in regions)
-    where = _listed(dict.fromkeys(region.path for region in regions))
+    regions = [region for region in plan.regions if choice.name in region.choices]
+    runs = sum(region.runs[choice.name] for region in regions)
+    where = _listed(dict.fromkeys(_place(region, choice.name) for region in regions))
     time = format_seconds(choice.recompute_s)
     host = f" + {format_bytes(choice.host_bytes)} on the host"
     return (
@@ -97,6 +99,21 @@ def _choice_title(plan: Plan, choice: PlanChoice) -> str:
         + (host if choice.host_bytes else "")
         + f", recomputes {format_count(choice.recompute_flops)}FLOP in {time}"
     )
+
+
+def _place(region: RegionRecord, choice: str) -> str:
+    """A region's path, and which of its layers take a choice, counted from 0."""
+    if len(region.choices) == 1:
+        return region.path
+    layers = [i for i, name in enumerate(region.choices) if name == choice]
+    runs = [
+        [i for _, i in run]
+        for _, run in itertools.groupby(
+            enumerate(layers), lambda pair: pair[1] - pair[0]
+        )
+    ]
+    spans = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return f"{region.path}[{','.join(spans)}]"
 
 
 def _choice_table(plan: Plan, choice: PlanChoice) -> Table:
@@ -135,7 +152,7 @@ def _named_table(plan: Plan) -> Table:
     table.add_column("policy")
     for column in ("peak", "host", "recompute", "its time"):
         table.add_column(column, justify="right", no_wrap=True)
-    ours = sum(_recompute_s(plan, region.choice) for region in plan.regions)
+    ours = _recompute_s(plan)
     rows = [
         (
             ours,
@@ -162,13 +179,11 @@ def _named_table(plan: Plan) -> Table:
     return table
 
 
-def _recompute_s(plan: Plan, choice: str | None) -> float:
-    runs = {r.choice: 0 for r in plan.regions}
-    for region in plan.regions:
-        runs[region.choice] += region.times
-    n_regions = sum(region.choice == choice for region in plan.regions)
-    found = next((c for c in plan.choices if c.name == choice), None)
-    return 0.0 if found is None else found.recompute_s * runs[choice] / n_regions
+def _recompute_s(plan: Plan) -> float:
+    seconds = {choice.name: choice.recompute_s for choice in plan.choices}
+    return sum(
+        n * seconds[name] for region in plan.regions for name, n in region.runs.items()
+    )
 
 
 def _share(plan: Plan, flops: float) -> str:

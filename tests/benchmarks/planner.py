@@ -17,7 +17,7 @@ from remat._compare._measure import Setup, prepare
 from remat._compare._step import build_step
 from remat._plan._apply import apply_treatments, table_of
 from remat._plan._graph import build_graph
-from remat._plan._kinds import SECONDS, by_region, find_kinds, same, solve_all
+from remat._plan._kinds import SECONDS, by_layer, find_kinds, same, solve_all
 from remat._plan._solve import Solver
 from remat._regions._with_policy import find_regions
 
@@ -62,13 +62,14 @@ def unrolled(loss: Callable[..., Any], *args: Any) -> None:
     """All that a plan does for many layers between two compiles."""
     device = remat.target(TARGET)
     regions = timed("find the regions", find_regions, loss, *args)
-    kinds, _ = timed("kinds", find_kinds, regions, device, allow_offload=True)
+    kinds, _ = timed("kinds", find_kinds, regions, [], device, allow_offload=True)
     print(f"  {len(regions)} regions of {len(kinds)} kinds")
     most = same(kinds, lambda kind: kind.everything).bytes
     for share in (0.1, 0.3, 0.6):
         found = timed(f"solve at {share:.0%}", solve_all, kinds, int(share * most))
-    tables = {i: table_of(choice) for i, choice in by_region(kinds, found).items()}
-    planned = apply_treatments(loss, lambda regions: tables)
+    chosen = by_layer(kinds, found).items()
+    tables = {index: list(map(table_of, choices)) for index, choices in chosen}
+    planned = apply_treatments(loss, lambda regions, layers: tables)
     setup = Setup(target=device, make_step=lambda fn: build_step(fn, args))
     timed("trace and lower the step", prepare, planned, setup)
 
