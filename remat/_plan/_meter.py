@@ -140,8 +140,8 @@ class Meter:
         if candidate.removes:
             return with_policy(self.loss, "none")
         choices = by_layer(self.kinds, candidate.allotment)
-        treatments: dict[int, list[Treatment]] = {
-            index: list(map(table_of, taken)) for index, taken in choices.items()
+        treatments: dict[int, Sequence[Treatment]] = {
+            index: tuple(map(table_of, taken)) for index, taken in choices.items()
         }
         return apply_treatments(self.loss, lambda regions, layers: treatments)
 
