@@ -29,8 +29,13 @@ def without_regions(tmp_path_factory):
 
 
 def planned(dtype):
+    """A plan for the runs of 200 steps."""
+    sizes: dict[str, Any] = {"batch": 8, "seq": 64, "dtype": jnp.dtype(dtype).type}
+    return plan_of(models.build("gpt2-tiny", **sizes))
+
+
+def plan_of(built):
     """A plan for half of what full recomputation saves."""
-    built = models.build("gpt2-tiny", batch=8, seq=64, dtype=jnp.dtype(dtype).type)
     table = remat.compare(
         built.loss, *built.args, policies=["none", "nothing"], target="cpu"
     )
@@ -71,13 +76,13 @@ def test_a_run_goes_on_under_other_policies(tmp_path, without_regions):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["nothing", "save_dots", "offload_dots"])
+@pytest.mark.parametrize("policy", ["nothing", "save_dots", "offload_dots", "plan"])
 def test_policies_change_no_bit_where_nothing_is_compiled(policy):
-    options: dict[str, Any] = {"batch": 2, "seq": 8, "scan_layers": False}
+    options: dict[str, Any] = {"batch": 2, "seq": 32, "scan_layers": False}
     built = models.build("gpt2-tiny", dtype=jnp.float32, **options)
-    data = open_text(None, 8)
+    data = open_text(None, 32)
     ends = []
-    for each in ("none", policy):
+    for each in ("none", plan_of(built) if policy == "plan" else policy):
         gradient = jax.value_and_grad(remat.with_policy(built.loss, each))
         params, curve = jax.jit(built.init)(jax.random.key(0)), []
         for step in range(4):
