@@ -1,5 +1,7 @@
 """`with_regions`: regions on code that has none."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -11,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import remat
 from remat import _jax_compat as compat
+from remat._naming._op_name import parse_op_name
 from tests.helpers import saved_residuals
 from tests.region_programs import WS, D, X, block
 
@@ -253,6 +256,18 @@ def test_module_regions_take_policies():
     policy = remat.policies.save_names("mlpwi")
     kept = remat.with_policy(loss, policy, regions="Block_*")
     assert saved_residuals(kept, params, X).count("named 'mlpwi'") == 3
+
+
+def test_modules_of_a_regions_backward_pass_are_named_once():
+    loss, params = net_loss()
+    changed = remat.with_policy(loss, "nothing", regions="Block_*")
+    lowered = jax.jit(jax.grad(changed)).lower(params, X)
+    names = re.findall(r'loc\("(jit[^"]+)"', lowered.as_text(debug_info=True))
+    found = [parse_op_name(name) for name in names]
+    again = {one.module_path for one in found if one.phase == "recompute"}
+    assert {"Net/Block_0", "Net/Block_2"} <= {"/".join(p.split("/")[:2]) for p in again}
+    paths = {one.module_path or "" for one in found}
+    assert not [path for path in paths if path.count("Net") > 1]
 
 
 def test_module_that_is_a_region_already_stays():

@@ -339,6 +339,20 @@ REMATTED = "jit(f)/transpose(jvp(N))/while/body/checkpoint/rematted_computation/
             "tanh",
         ),
         ("jit(f)/jvp(A)/vmap(bi,ij->bj)/dot", "forward", "A", "dot"),
+        # What is around a region is said twice in its backward pass.
+        (
+            "jit(f)/transpose(jvp(A))/b/jvp(A)/b/checkpoint/wi/dot",
+            "backward",
+            "A/b/wi",
+            "dot",
+        ),
+        (
+            "jit(f)/transpose(jvp(A))/b/jvp(A)/b/checkpoint/rematted_computation/b/dot",
+            "recompute",
+            "A/b",
+            "dot",
+        ),
+        ("jit(f)/jvp(A)/b/jvp(A)/c/dot", "forward", "A/b/A/c", "dot"),
         ("", None, None, ""),
         ("((((", None, None, "(((("),
     ],

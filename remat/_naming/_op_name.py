@@ -73,9 +73,7 @@ def parse_op_name(text: str) -> OpName:
     text = text.split(";", 1)[0]
     components = _split(text)
     *scopes, primitive = components or [""]
-    path: list[str] = []
-    for scope in scopes:
-        path.extend(_user_scopes(scope))
+    path = _path(scopes)
     labels = [part for part in path if part.startswith(LABEL_SCOPE)]
     return OpName(
         primitive=primitive,
@@ -84,6 +82,27 @@ def parse_op_name(text: str) -> OpName:
         phase=_phase(text),
         is_plumbing=_is_plumbing(scopes, primitive),
     )
+
+
+def _path(components: list[str]) -> list[str]:
+    """The user's scopes, in order.
+
+    A region's backward pass is named by what is around it twice, as in
+    `transpose(jvp(Net))/mlp/jvp(Net)/mlp/checkpoint`; once is enough.
+    """
+    own = [_user_scopes(component) for component in components]
+    path: list[str] = []
+    transposed = None
+    for i, component in enumerate(components):
+        if component.startswith("transpose("):
+            transposed = len(path)
+        elif component.startswith("jvp(") and transposed is not None:
+            around = path[transposed:]
+            following = [scope for scopes in own[i:] for scope in scopes]
+            if following[: len(around)] == around:
+                del path[transposed:]
+        path.extend(own[i])
+    return path
 
 
 def _split(text: str) -> list[str]:

@@ -1,133 +1,133 @@
 """Predicted against measured on one NVIDIA card, in at most eight minutes.
 
+    pip install -e ".[targets]" "jax[cuda12]"
     python -m tests.benchmarks.gpu --out DIR
     python -m tests.benchmarks.gpu --out DIR --dry-run    # on a CPU, without timings
 
 For each model and policy, and for plans at two budgets: the compile-only prediction for
 this card, made without using it; what `memory_analysis` says on it; the allocator's
 peak; the median time of a step; and how much of an offload hides behind the compute.
-Prints as it goes and writes `DIR/gpu.json`. What the time did not suffice for is listed
-as `skipped`, most telling cases first. Works with jax 0.10 to 0.12.
+Prints as it goes, and `DIR/gpu.json` holds all that is known after each case, so that a
+run that is cut short is of use. What the time did not suffice for is listed as
+`skipped`, most telling cases first. Works with jax 0.10 to 0.12.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
+import contextlib
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.gpu_case import write
+from tests.benchmarks.gpu_child import Child, Clock
 from tests.benchmarks.gpu_summary import summary, summary_lines
 
 POLICIES = (
-    *("nothing", "save_dots_no_batch", "plan1", "none", "plan2", "save_dots"),
+    *("plan1", "nothing", "save_dots_no_batch", "none", "plan2", "save_dots"),
     *("offload_dots_no_batch", "minimal_with_context", "save_qkv_proj", "offload_dots"),
 )
-"""In the order they are measured in."""
+"""In the order they are measured in; a plan as soon as there is one."""
 SECONDS = 450.0
 """For all of it."""
-CASE_SECONDS = 4.0
+STEPS_SECONDS = 4.0
 """Steps of one case."""
-PREDICT_SHARE = 0.5
+CASE_SECONDS = 90.0
+"""All of one case; one that hangs shall not cost the others."""
+DEVICE_SECONDS = 60.0
+"""For jax to find the card."""
+PREDICT_SHARE = 0.6
 """Of the time, at most, for predictions."""
-STARTS_WITH = 30.0
+STARTS_WITH = 25.0
 """Seconds that must be left for a case to be started."""
 
+MEMORY = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
+"""What JAX may take of the card."""
 
-class Clock:
-    """The time that is left."""
-
-    def __init__(self, seconds: float) -> None:
-        self.started = time.monotonic()
-        self.seconds = seconds
-
-    @property
-    def left(self) -> float:
-        return self.seconds - (time.monotonic() - self.started)
-
-    def say(self, line: str) -> None:
-        print(f"[{time.monotonic() - self.started:5.0f} s] {line}", flush=True)
+Case = tuple[str, str]
+"""A model and a policy."""
 
 
-def _start(out: Path, part: str, env: dict[str, str], *args: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "tests.benchmarks.gpu_case", part]
-    with open(out.with_suffix(".log"), "w") as log:
-        return subprocess.Popen(
-            [*command, "--out", str(out), *args],
-            env={**os.environ, **env},
-            stdout=log,
-            stderr=subprocess.STDOUT,
+@contextlib.contextmanager
+def predicting(
+    models: list[str], policies: list[str], target: str, out: Path
+) -> Iterator[dict[str, Child]]:
+    """A process for each model that predicts it, without the card, while others run."""
+    hidden = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", **MEMORY}
+    args = ("--target", target, "--policies", ",".join(policies))
+    children = {
+        model: Child.start(
+            "predict", out / f"{model}-predicted.json", hidden, "--model", model, *args
         )
-
-
-def _finish(process: subprocess.Popen, out: Path, seconds: float) -> dict[str, Any]:
-    """What a process wrote, or why it wrote nothing."""
+        for model in models
+    }
     try:
-        process.wait(timeout=max(seconds, 1.0))
-        why = f"exit code {process.returncode}"
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        why = "ran out of time"
-    if out.exists():
-        return json.loads(out.read_text())
-    last = out.with_suffix(".log").read_text().strip().splitlines()[-1:]
-    return {"failed": " ".join([why, *last])}
+        yield children
+    finally:
+        for child in children.values():
+            child.stop()
 
 
-def predictions(
-    models: list[str], policies: list[str], target: str, out: Path, clock: Clock
-) -> dict[str, Any]:
-    """The compile-only figures of every model, each in a process without the card."""
-    hidden = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    at_once = []
-    for model in models:
-        path = out / f"{model}-predicted.json"
-        args = ("--model", model, "--target", target, "--policies", ",".join(policies))
-        at_once.append((model, path, _start(path, "predict", hidden, *args)))
-    found = {}
-    until = time.monotonic() + PREDICT_SHARE * clock.seconds
-    for model, path, process in at_once:
-        found[model] = _finish(process, path, until - time.monotonic())
-        clock.say(f"{model}: predicted {', '.join(found[model].get('rows', ()))}")
-    return found
+def case_environment(out: Path) -> dict[str, str]:
+    """Variables of a case: most of the card, and gemms tuned once for all cases."""
+    cache = out / "autotune"
+    cache.mkdir(exist_ok=True)
+    return {
+        **MEMORY,
+        "XLA_FLAGS": f"--xla_gpu_per_fusion_autotune_cache_dir={cache.resolve()}",
+    }
 
 
 def measured(
-    models: list[str],
-    policies: list[str],
-    predicted: dict[str, Any],
+    cases: list[Case],
+    predictions: Mapping[str, Child],
     out: Path,
     clock: Clock,
     seconds: float,
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """A row for each case, and the cases that there was no time for."""
-    rows, skipped = [], []
-    # With the pool whole, what a case finds does not depend on fragments of it.
-    env = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
-    for policy in policies:
-        for model in models:
-            known = predicted[model].get("rows", {}).get(policy)
-            if policy.startswith("plan") and known is None:
-                continue
-            if clock.left < STARTS_WITH:
-                skipped.append(f"{model} {policy}")
-                continue
-            path = out / f"{model}-{policy}-measured.json"
-            path.unlink(missing_ok=True)
-            args = ("--model", model, "--policies", policy, "--seconds", str(seconds))
-            process = _start(path, "measure", env, *args)
-            row = _finish(process, path, clock.left)
-            rows.append({"model": model, "policy": policy, "predicted": known, **row})
-            clock.say(_line(rows[-1]))
-    return rows, skipped
+) -> Iterator[tuple[dict[str, Any], list[Case]]]:
+    """The row of each case as it is known, and the cases that still wait.
+
+    Named policies are measured while plans are being made.
+    """
+    environment = case_environment(out)
+    waiting = list(cases)
+    told: set[str] = set()
+    while waiting and clock.left > STARTS_WITH:
+        for model, child in predictions.items():
+            if clock.used > PREDICT_SHARE * clock.seconds:
+                child.stop()
+            if model not in told and not child.runs:
+                told.add(model)
+                rows = child.found().get("rows", child.found())
+                clock.say(f"{model}: predicted {', '.join(rows)}")
+        case = next((one for one in waiting if _is_ready(one, predictions)), None)
+        if case is None:
+            if not any(child.runs for child in predictions.values()):
+                return
+            time.sleep(1.0)
+            continue
+        waiting.remove(case)
+        model, policy = case
+        args = ("--model", model, "--policies", policy, "--seconds", str(seconds))
+        path = out / f"{model}-{policy}-measured.json"
+        beside = [one for one, child in predictions.items() if child.runs]
+        row = Child.start("measure", path, environment, *args).wait(
+            min(clock.left, CASE_SECONDS)
+        )
+        # Compiles beside a case take cores from it, not the card.
+        yield {"model": model, "policy": policy, "beside": beside, **row}, waiting
 
 
-def _line(row: dict[str, Any]) -> str:
+def _is_ready(case: Case, predictions: Mapping[str, Child]) -> bool:
+    model, policy = case
+    if not policy.startswith("plan"):
+        return True
+    return policy in predictions[model].found().get("rows", ())
+
+
+def _line(row: Mapping[str, Any]) -> str:
     name = f"{row['model']} {row['policy']}"
     for end in ("failed", "out_of_memory"):
         if end in row:
@@ -153,8 +153,7 @@ def run(
     """All of the benchmark; returns what it writes."""
     out.mkdir(parents=True, exist_ok=True)
     clock = Clock(seconds)
-    path = out / "device.json"
-    device = _finish(_start(path, "device", {}), path, 120)
+    device = Child.start("device", out / "device.json", {}).wait(DEVICE_SECONDS)
     clock.say(f"device: {device}")
     if "failed" in device:
         raise SystemExit(f"jax finds no device: {device['failed']}")
@@ -164,25 +163,46 @@ def run(
             "install jax[cuda12], or pass --dry-run to skip the timings"
         )
     target = device["kind"] if device["platform"] == "gpu" else "cpu"
-    predicted = predictions(models, policies, target, out, clock)
-    case_seconds = 0.0 if dry_run else CASE_SECONDS
-    rows, skipped = measured(models, policies, predicted, out, clock, case_seconds)
-    found = {
-        "schema": "remat.gpu_benchmark/1",
-        "device": device,
-        "dry_run": dry_run,
-        "seconds": clock.seconds - clock.left,
-        "rows": rows,
-        "skipped": skipped,
-        "unpredicted": {m: p["failed"] for m, p in predicted.items() if "failed" in p},
-        "budgets": {m: p.get("budgets", {}) for m, p in predicted.items()},
-    }
-    found["summary"] = summary(found)
-    (out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
+    rows: list[dict[str, Any]] = []
+    cases = [(model, policy) for policy in policies for model in models]
+    with predicting(models, policies, target, out) as predictions:
+
+        def so_far(waiting: list[Case]) -> dict[str, Any]:
+            known = {model: child.found() for model, child in predictions.items()}
+            found = _found(rows, known, waiting)
+            found |= {"device": device, "dry_run": dry_run, "seconds": clock.used}
+            write(out / "gpu.json", found)
+            return found
+
+        found = so_far(cases)
+        per_case = 0.0 if dry_run else STEPS_SECONDS
+        for row, waiting in measured(cases, predictions, out, clock, per_case):
+            rows.append(row)
+            found = so_far(waiting)
+            clock.say(_line(found["rows"][-1]))
+        # A case that was measured may have been predicted since.
+        measured_now = {(row["model"], row["policy"]) for row in rows}
+        found = so_far([case for case in cases if case not in measured_now])
     for line in summary_lines(found["summary"]):
         clock.say(line)
     clock.say(f"wrote {out / 'gpu.json'}")
     return found
+
+
+def _found(
+    rows: list[dict[str, Any]], known: Mapping[str, Any], waiting: list[Case]
+) -> dict[str, Any]:
+    def predicted(row: Mapping[str, Any]) -> Any:
+        return known[row["model"]].get("rows", {}).get(row["policy"])
+
+    found = {
+        "schema": "remat.gpu_benchmark/1",
+        "rows": [{**row, "predicted": predicted(row)} for row in rows],
+        "skipped": [" ".join(case) for case in waiting],
+        "unpredicted": {m: p["failed"] for m, p in known.items() if "failed" in p},
+        "budgets": {m: p.get("budgets", {}) for m, p in known.items()},
+    }
+    return {**found, "summary": summary(found)}
 
 
 def main() -> None:

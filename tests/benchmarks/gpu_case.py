@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import statistics
 import time
@@ -65,6 +66,7 @@ def predict(model: str, target: str, policies: list[str], out: Path) -> None:
 
     import remat
 
+    os.nice(10)  # what measures on the card goes first
     built = built_model(model)
     step: dict[str, Any] = {
         "target": target,
@@ -72,35 +74,46 @@ def predict(model: str, target: str, policies: list[str], out: Path) -> None:
         "model": model,
     }
     named = [name for name in policies if not name.startswith("plan")]
-    table = remat.compare(built.loss, *built.args, policies=named, exact=True, **step)
-    found: dict[str, Any] = {row.policy: _predicted(row) for row in table.rows}
-    _write(out, {"rows": found, "budgets": {}})
-    budgets = {}
-    for name, budget in _budgets(found).items():
-        if name not in policies:
+    # Plans are between these two, so the others can come later.
+    ends = [name for name in named if name in ("nothing", "none")] or named
+    others = [name for name in named if name not in ends]
+    rows: dict[str, Any] = {}
+    budgets: dict[str, int] = {}
+    for asked, plan in ((ends, "plan1"), (others, "plan2")):
+        if asked:
+            table = remat.compare(
+                built.loss, *built.args, policies=asked, exact=True, **step
+            )
+            rows |= {row.policy: _predicted(row) for row in table.rows}
+            write(out, {"rows": rows, "budgets": budgets})
+        budget = _budgets(rows, remat.target(target).available_bytes).get(plan)
+        if plan not in policies or budget is None:
             continue
         try:
-            plan = remat.plan(built.loss, *built.args, budget=budget, **step)
+            made = remat.plan(built.loss, *built.args, budget=budget, **step)
         except remat.PlanError as error:
             print(f"no plan for {budget}: {error}", flush=True)
             continue
-        plan.save(out.with_name(f"{model}-{name}.json"), overwrite=True)
-        found[name] = _predicted(plan)
-        budgets[name] = budget
-        _write(out, {"rows": found, "budgets": budgets})
+        made.save(out.with_name(f"{model}-{plan}.json"), overwrite=True)
+        rows[plan], budgets[plan] = _predicted(made), budget
+        write(out, {"rows": rows, "budgets": budgets})
 
 
 def _predicted(row: Any) -> dict[str, Any]:
     fields = ("peak_bytes", "host_bytes", "recompute_flops", "estimated_step_s")
-    return {name: getattr(row, name) for name in fields}
+    return {name: _known(getattr(row, name)) for name in fields}
 
 
-def _budgets(rows: dict[str, Any]) -> dict[str, int]:
-    """Half and a fifth of the way from the least peak to the most, by plan."""
+def _known(figure: float | None) -> float | None:
+    return None if figure is None or math.isnan(figure) else figure
+
+
+def _budgets(rows: dict[str, Any], available_bytes: int) -> dict[str, int]:
+    """Half and a fifth of the way from the least peak to the most that the card has."""
     peaks = [row["peak_bytes"] for row in rows.values()]
-    least, most = min(peaks), max(peaks)
+    least, most = min(peaks), min(max(peaks), available_bytes)
     room = most - least
-    return {"plan1": least + room // 2, "plan2": least + room // 5}
+    return {"plan1": least + room // 2, "plan2": least + room // 5} if room > 0 else {}
 
 
 # Measuring
@@ -183,7 +196,7 @@ def _run(compiled: Any, built: Any, optimizer: Any, seconds: float) -> dict[str,
         times.append(time.perf_counter() - started)
     warm = sorted(times[ALWAYS_STEPS:])
     return {
-        "loss": float(value),
+        "loss": _known(float(value)),
         "peak_before_bytes": before,
         "measured_peak_bytes": _allocated(),
         "step_s": statistics.median(warm),
@@ -213,9 +226,10 @@ def _link_bandwidth() -> dict[str, float]:
 # The process
 
 
-def _write(path: Path, data: Any) -> None:
+def write(path: Path, data: Any) -> None:
+    """Replaces a file in one step, so that no reader sees half of it."""
     partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(data, indent=1))
+    partial.write_text(json.dumps(data, indent=1) + "\n")
     os.replace(partial, path)
 
 
@@ -246,7 +260,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.0)
     given = parser.parse_args()
     if given.part == "device":
-        _write(given.out, device())
+        write(given.out, device())
     elif given.part == "predict":
         policies = given.policies.split(",")
         predict(given.model, given.target, policies, given.out)
@@ -258,7 +272,7 @@ def main() -> None:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             found = {"out_of_memory": str(error).partition("\n")[0]}
-        _write(given.out, found)
+        write(given.out, found)
 
 
 if __name__ == "__main__":
