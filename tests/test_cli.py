@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -102,3 +103,11 @@ def test_regions_are_made_first(run, tmp_path):
 
 
 SCOPED = "jax.named_scope('layer')(layer)(x, w)"
+
+
+def test_a_compiler_that_ends_the_process_is_heard():
+    code = "import os\nfrom remat._cli._frame import command\n"
+    code += "with command('cpu', False):\n    os.abort()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGABRT
+    assert "Aborted" in done.stderr

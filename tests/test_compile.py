@@ -159,6 +159,20 @@ def test_offload_from_a_nested_scan_on_gpu_says_what_to_do():
         compiled(jax.grad(nested), (ws, x), "h200")
 
 
+@pytest.mark.parametrize("shape", [(256,), (256, 1)])
+def test_offload_that_would_abort_the_compiler_is_refused(shape):
+    def offloaded(carry, xs):
+        step = lambda carry, x: (jnp.tanh(carry * x), None)  # noqa: E731
+        return remat.scan(step, carry, xs, segments=None, offload_carry=True)[0].sum()
+
+    args = jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((8,), "f4")
+    with pytest.raises(CompileError, match=r"v3.*float32\[256.*second dimension"):
+        lower(jax.grad(offloaded), args, {}, remat.target("v3"))
+    lower(jax.grad(offloaded), args, {}, remat.target("v5e"))
+    square = jax.ShapeDtypeStruct((256, 2), jnp.float32)
+    lower(jax.grad(offloaded), (square, args[1]), {}, remat.target("v3"))
+
+
 def test_what_was_lowered_for_here_is_not_compiled_for_elsewhere():
     lowered = jax.jit(loss).lower(W, X)
     with pytest.raises(remat.TargetError, match=r"lowered for cpu, not for v5e.*mesh"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import sys
@@ -61,6 +62,8 @@ def _silence() -> None:
     except OSError:
         return
     sys.stderr = os.fdopen(kept, "w", buffering=1)
+    # A compiler that ends the process shall not do so without a word.
+    faulthandler.enable(sys.stderr, all_threads=False)
     for name in ("jax", "jax._src.xla_bridge", "absl", "orbax"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 

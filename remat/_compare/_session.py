@@ -76,6 +76,9 @@ class Session:
             except NoNamesFound as error:
                 self.skipped.append(Failure(policy=label, reason=first_line(error)))
                 continue
+            except CompileError as error:
+                self.failed.append(Failure(policy=label, reason=first_line(error)))
+                continue
             self._submit(label, probe)
 
     def rows(self, probe: bool) -> list[Row]:

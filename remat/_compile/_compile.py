@@ -9,6 +9,7 @@ import jax
 
 from remat import _jax_compat as compat
 from remat._compile._dump import dump
+from remat._compile._errors import CompileError as CompileError
 from remat._compile._lower import lower as lower
 from remat._compile._lower import lower_traced as lower_traced
 from remat._compile._lower import trace as trace
@@ -19,10 +20,6 @@ from remat._targets._target import Target, TargetError
 
 TPU_LIMIT_OPTION = "xla_tpu_max_hbm_size_mib"
 """Compiler option: the memory that the TPU compiler may use."""
-
-
-class CompileError(RuntimeError):
-    """XLA could not compile a program, for another reason than its size."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

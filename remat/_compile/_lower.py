@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from remat import _jax_compat as compat
+from remat._compile._strided import refuse_strided_offload
 from remat._regions._flatten import is_traceable
 from remat._targets._backend_query import watch_backend_queries
 from remat._targets._target import Target, TargetError
@@ -48,9 +49,11 @@ def lower_traced(traced: Any, target: Target) -> jax.stages.Lowered:
     """Lower what `trace` returned, for the target it was traced for.
 
     Raises:
+        CompileError: It offloads what the target's compiler cannot.
         TargetError: The function calls back to Python, which needs the device, or
             places values on a mesh of other devices.
     """
+    refuse_strided_offload(traced.jaxpr, target)
     if target.attached:
         return traced.lower()
     try:

@@ -57,7 +57,7 @@ def policies_that_fit(
             say(f"probing {policy}")
             try:
                 prepared = prepare(with_policy(loss, policy), setup)
-            except NoNamesFound:
+            except (NoNamesFound, CompileError):
                 continue
             found = pool.submit(compiled_report, prepared, setup, probe=True)
             under_way.append((policy, found))
