@@ -47,6 +47,8 @@ from remat._report._report import MemoryReport as MemoryReport
 from remat._report._roles import Roles as Roles
 from remat._scan._scan import scan as scan
 from remat._scan._segment_scans import segment_scans as segment_scans
+from remat._scan._segmented import SegmentedScan as SegmentedScan
+from remat._scan._segmented import find_segments as find_segments
 from remat._scan._segments import SegmentsError as SegmentsError
 from remat._scan._segments import SegmentsWarning as SegmentsWarning
 from remat._scan._sequential import sequential as sequential

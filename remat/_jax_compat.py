@@ -277,6 +277,15 @@ def source_line(eqn: jec.JaxprEqn) -> str | None:
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}"
 
 
+def made_here(eqn: jec.JaxprEqn) -> jec.JaxprEqn:
+    """The equation as if the line that is running now had made it.
+
+    What is traced in a trace of its own knows no line outside of that (0.12).
+    """
+    traceback = _source_info_util.current().traceback
+    return eqn.replace(source_info=eqn.source_info.replace(traceback=traceback))
+
+
 @contextlib.contextmanager
 def without_compilation_cache() -> Iterator[None]:
     """Compile afresh in this thread: the persistent cache is neither read nor written.

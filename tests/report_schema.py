@@ -28,13 +28,15 @@ from remat._report._offloaded import Offload
 from remat._report._recomputed import Expected, ExpectedRegion, Recomputed
 from remat._report._report import SCHEMA, MemoryReport
 from remat._report._timeline import TimelinePoint
+from remat._scan._segmented import SegmentedScan
 
 ROOT = Path(__file__).parent.parent
 SCHEMA_FILE = ROOT / "remat" / "_report" / "report.schema.json"
 PAGE = ROOT / "docs" / "report_schema.md"
 CLASSES = (
     *(MemoryReport, Buffer, TimelinePoint, Recomputed, Cost, XlaStats),
-    *(Finding, Expected, ExpectedRegion, Offload, RegionProof, Fitting, Change),
+    *(Finding, Expected, ExpectedRegion, Offload, SegmentedScan, RegionProof, Fitting),
+    Change,
 )
 _JSON = {int: "integer", float: "number", str: "string", bool: "boolean"}
 _VALUES = {

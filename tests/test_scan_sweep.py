@@ -6,7 +6,7 @@ of `lax.scan` are compiled as they are. Whole compiled programs of every length 
 
     pytest -m slow --dist load tests/test_scan_sweep.py
 
-takes both cores; 8 minutes of them were seen with jax 0.12.
+takes 12 minutes of CPU time (jax 0.12): 2,608 different programs.
 """
 
 import functools

@@ -16,6 +16,7 @@ from remat._finding import Finding
 from remat._report._diff import Change, diff
 from remat._report._recomputed import Expected, ExpectedRegion
 from remat._report._report import MemoryReport
+from remat._scan._segmented import SegmentedScan
 from remat._sizes import format_bytes, format_count
 
 FELL = 0.05
@@ -49,6 +50,7 @@ def explain_report(
     found = [*undone]
     if expected is not None:
         found += offload_findings(report, expected.offloads)
+        found += map(_in_segments, expected.segments)
     if base is not None:
         found += _against(report, expected, base, bool(undone))
     found += dominant(report)
@@ -79,6 +81,16 @@ def _cse(proof: RegionProof) -> Finding:
             "saved."
         ),
         fix=fix,
+    )
+
+
+def _in_segments(scan: SegmentedScan) -> Finding:
+    return Finding(
+        code="scan-in-segments",
+        severity="info",
+        source=scan.source,
+        message=f"Runs {scan}.",
+        fix="segments= or max_saved= choose another cut.",
     )
 
 

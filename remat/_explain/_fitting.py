@@ -27,13 +27,15 @@ class Fitting:
 
     policy: str
     """Name of the policy."""
-    floor_bytes: int
-    """The least device memory that the compiler could make of it."""
+    peak_bytes: int
+    """Device memory that it takes."""
+    is_floor: bool
+    """Whether that is the least the compiler could make of it (TPU, by probe): a run
+    may take more, as far as there is room."""
     host_bytes: int
     """Host memory that it takes."""
     fits: bool
-    """Whether that is within what the device has. A run may take more than the least,
-    as far as there is room."""
+    """Whether that is within what the device has."""
 
 
 def policies_that_fit(
@@ -41,25 +43,28 @@ def policies_that_fit(
     setup: Setup,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Fitting, ...]:
-    """Probes named policies, in a fraction of a second each (TPU).
+    """Tries named policies: by probe on a TPU, in a fraction of a second each.
+
+    On a GPU each is compiled in full, which takes as long as the step itself did.
 
     Args:
         loss: The loss, with regions that take a policy.
-        setup: How its step is made, and for which target: a TPU.
+        setup: How its step is made, and for which target.
         say: Called with a line of text as the work goes on.
 
     Returns:
         What each would need; those that name nothing the loss has are left out.
     """
+    probe = setup.target.kind == "tpu"
     with ThreadPoolExecutor(_N_WORKERS) as pool:
         under_way = []
         for policy in CANDIDATES:
-            say(f"probing {policy}")
+            say(f"{'probing' if probe else 'compiling'} {policy}")
             try:
                 prepared = prepare(with_policy(loss, policy), setup)
             except (NoNamesFound, CompileError):
                 continue
-            found = pool.submit(compiled_report, prepared, setup, probe=True)
+            found = pool.submit(compiled_report, prepared, setup, probe=probe)
             under_way.append((policy, found))
         return tuple(_fittings(under_way))
 
@@ -72,7 +77,8 @@ def _fittings(under_way: list[tuple[str, Any]]) -> Iterator[Fitting]:
             continue
         yield Fitting(
             policy=policy,
-            floor_bytes=report.peak_bytes,
+            peak_bytes=report.peak_bytes,
+            is_floor=not report.exact,
             host_bytes=report.host_bytes,
             fits=report.peak_bytes <= report.available_bytes,
         )
@@ -114,7 +120,7 @@ def _what_fits(tried: tuple[Fitting, ...] | None) -> str:
         return f"Would fit: {', '.join(fitting)}."
     if not tried:
         return "It has no regions that take a policy: wrap its layers in remat.remat."
-    least = min(tried, key=lambda one: one.floor_bytes)
+    least = min(tried, key=lambda one: one.peak_bytes)
     return (
         f"No named policy fits, the least is {_text(least)}: shrink the batch, shard, "
         "or keep the optimizer state in fewer bits."
@@ -123,4 +129,5 @@ def _what_fits(tried: tuple[Fitting, ...] | None) -> str:
 
 def _text(one: Fitting) -> str:
     host = f", {format_bytes(one.host_bytes)} on the host" if one.host_bytes else ""
-    return f"{one.policy} (at least {format_bytes(one.floor_bytes)}{host})"
+    least = "at least " if one.is_floor else ""
+    return f"{one.policy} ({least}{format_bytes(one.peak_bytes)}{host})"

@@ -40,7 +40,7 @@ class Explanation:
     findings: tuple[Finding, ...]
     """What is remarkable, the worst first."""
     tried: tuple[Fitting, ...] | None = None
-    """Where the step does not fit a TPU: named policies, and whether they would."""
+    """Where the step does not fit a TPU or GPU: named policies, and if they would."""
 
     @property
     def proof(self) -> tuple[RegionProof, ...]:
@@ -142,9 +142,9 @@ def explain(
 
     Returns:
         The report with findings: for a step that does not fit, what it needs and
-        which named policies would fit (TPU); a recompute that XLA removed, a peak
-        that did not fall, a negative saving, and what else than residuals rules the
-        peak.
+        which named policies would fit (on a GPU each of those is compiled in full);
+        a recompute that XLA removed, a peak that did not fall, a negative saving, and
+        what else than residuals rules the peak.
 
     Raises:
         CompileError: XLA failed for another reason than memory.
@@ -215,8 +215,8 @@ def explain_dump(
 def _tried(
     loss: Callable[..., Any], setup: Setup, say: Callable[[str], None]
 ) -> tuple[Fitting, ...] | None:
-    """What named policies would need, where a probe tells it in no time."""
-    if setup.target.kind != "tpu":
+    """What named policies would need; on a CPU no peak tells that (see its note)."""
+    if setup.target.kind == "cpu":
         return None
     try:
         return policies_that_fit(loss, setup, say)

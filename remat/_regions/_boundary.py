@@ -6,6 +6,7 @@ cut while the policy of its body changes.
 """
 
 import dataclasses
+from collections.abc import Hashable
 from typing import Any, ClassVar
 
 from jax.ad_checkpoint import Offloadable
@@ -24,6 +25,8 @@ class Boundary:
 
     offload: bool = False
     """Whether the carry into the segment waits in host memory."""
+    scan: Hashable = None
+    """What is known of the scan it is a segment of; for who lists these."""
 
     needs_binding: ClassVar[bool] = False
     checkpoint_names: ClassVar[frozenset[str]] = frozenset()

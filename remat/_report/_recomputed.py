@@ -20,6 +20,7 @@ from remat._jax_compat import REGION_PRIMITIVES, open_jaxpr, source_line, subjax
 from remat._naming._op_name import parse_op_name
 from remat._report._lines import lines_of
 from remat._report._offloaded import Offload, expected_offload
+from remat._scan._segmented import SegmentedScan, segments_in
 
 _SCOPE = "rematted_computation"
 _OWN_CALLERS = ("_step.py", "_explain_step.py", "_compare.py")
@@ -71,6 +72,8 @@ class Expected:
     """FLOPs of all matrix products of the step."""
     offloads: tuple[Offload, ...] = ()
     """Values that it moves to host memory."""
+    segments: tuple[SegmentedScan, ...] = ()
+    """Scans that run in segments."""
 
     @property
     def recompute_matmul_flops(self) -> float:
@@ -104,6 +107,7 @@ def expected_recompute(closed_jaxpr: Any) -> Expected:
         regions=tuple(places.values()),
         matmul_flops=jaxpr_cost(closed_jaxpr).matmul_flops,
         offloads=expected_offload(closed_jaxpr),
+        segments=segments_in(closed_jaxpr),
     )
 
 

@@ -21,6 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from remat import _jax_compat as compat
 from remat._regions._boundary import CARRY_NAME, Boundary
+from remat._scan._segmented import SegmentedScan
 from remat._scan._segments import Cut, Lengths, cut, inner
 from remat._scan._slices import Slice, constants, evaluate_reading, pass_on, shadows
 
@@ -98,7 +99,13 @@ def segmented(body: ScanBody, nest: Nest) -> Callable[..., list[Any]]:
 
     def segmented_scan(*operands: Any) -> list[Any]:
         consts, carry, xs = body.split(operands)
-        runner = _Runner(body, nest, consts, constants(xs))
+        known = SegmentedScan.of(
+            body.length,
+            nest.lengths,
+            is_region=nest.is_region,
+            offload_carry=nest.offload_carry,
+        )
+        runner = _Runner(body, nest, consts, constants(xs), known)
         (carry, _), ys = runner.run((carry, shadows(xs)), 0, body.length, nest.lengths)
         # Its first carry alone may be weakly typed, and so the first segment's ys.
         ys_vars = compat.open_jaxpr(body.closed).outvars[body.n_carry :]
@@ -140,6 +147,7 @@ class _Runner:
     nest: Nest
     consts: Arrays
     xs: Arrays
+    known: SegmentedScan
 
     def run(self, state: Any, start: Any, n: int, lengths: Lengths) -> tuple[Any, Any]:
         """Run `n` steps, the one at position `start` being the lowest of them."""
@@ -190,9 +198,28 @@ class _Runner:
             region = run_segment
         else:
             region = jax.checkpoint(
-                run_segment, prevent_cse=_pin(prevent_cse or offload), policy=Boundary()
+                run_segment,
+                prevent_cse=_pin(prevent_cse or offload),
+                policy=Boundary(scan=self.known),
             )
-        return _offloading(region) if offload else region
+        return self.offloading(region) if offload else region
+
+    def offloading(self, region: Run) -> Run:
+        """The region, the carry into which waits in host memory.
+
+        Several of these stand in each step of the loop around. Then going backward the
+        carries of all but the first come back while the one before is run: no transfer
+        can start before the loop step that uses it, unless XLA moves it to the step
+        before (`xla_gpu_enable_pipelined_host_offloading`). The region inside starts
+        after the transfer and, by its barrier, not before its turn.
+        """
+
+        def run(state: Any, start: Any) -> tuple[Any, Any]:
+            carry, passing = state
+            return region((tuple(map(_named, carry)), passing), start)
+
+        policy = Boundary(offload=True, scan=self.known)
+        return jax.checkpoint(run, prevent_cse=False, policy=policy)
 
     def loop(self, state: Any, start: Any, n: int) -> tuple[Any, Any]:
         """The innermost loop, over `n` steps."""
@@ -248,23 +275,6 @@ def _pin(prevent_cse: bool) -> Any:
     whole models, what XLA has made of those (a cast, say) is better shared.
     """
     return ((True, False), False) if prevent_cse else False
-
-
-def _offloading(region: Run) -> Run:
-    """The region, the carry into which waits in host memory.
-
-    Several of these stand in each step of the loop around. Then going backward the
-    carries of all but the first come back while the one before is run: no transfer
-    can start before the loop step that uses it, unless XLA moves it to the step
-    before (`xla_gpu_enable_pipelined_host_offloading`). The region inside starts
-    after the transfer and, by its barrier, not before its turn.
-    """
-
-    def run(state: Any, start: Any) -> tuple[Any, Any]:
-        carry, passing = state
-        return region((tuple(map(_named, carry)), passing), start)
-
-    return jax.checkpoint(run, prevent_cse=False, policy=Boundary(offload=True))
 
 
 def _named(leaf: Any) -> Any:

@@ -114,7 +114,9 @@ def _cut(closed: compat.ClosedJaxpr, options: ScanOptions) -> compat.ClosedJaxpr
     """The program with its scan, which stands at the top level, in segments."""
     jaxpr = compat.open_jaxpr(closed)
     eqns = [
-        segmented_equation(eqn, options) if eqn.primitive.name == "scan" else eqn
+        segmented_equation(compat.made_here(eqn), options)
+        if eqn.primitive.name == "scan"
+        else eqn
         for eqn in jaxpr.eqns
     ]
     return compat.with_open(closed, jaxpr.replace(eqns=eqns))
