@@ -28,9 +28,9 @@ def test_gradients_are_the_losses_own():
     assert jnp.array_equal(grads[0]["a"], expected["a"])
     assert step.donate_argnums == () and step.roles is not None
     assert step.roles.arguments == (
-        ("parameters", "0/a"),
-        ("parameters", "0/b"),
-        ("batch", "1/1"),
+        ("parameters", "a"),
+        ("parameters", "b"),
+        ("batch", "argument 1"),
     )
     assert [role for role, _ in step.roles.outputs] == ["outputs", *["gradients"] * 2]
 
@@ -48,6 +48,15 @@ def test_an_optimizer_is_part_of_the_step_and_donates():
     assert step.donate_argnums == (0, 1) and step.roles is not None
     categories = [category for category, _ in step.roles.arguments]
     assert categories.count("optimizer") == 5  # count, and two moments of two leaves
+    names = [name for category, name in step.roles.arguments if category != "batch"]
+    assert names == ["a", "b", "count", "mu/a", "mu/b", "nu/a", "nu/b"]
+
+
+def test_several_differentiated_arguments_are_told_by_number():
+    step = build_step(loss, (PARAMS, X), argnums=(0, 1), optimizer=optax.adam(0.1))
+    assert step.roles is not None
+    names = [name for _, name in step.roles.arguments]
+    assert names[:3] == ["0/a", "0/b", "1"] and names[4] == "mu/0/a"
 
 
 def test_shapes_are_enough():

@@ -262,9 +262,40 @@ def _shape(leaf: Any) -> Any:
 
 def _roles(**trees: Any) -> tuple[tuple[str, str], ...]:
     """The (category, path) of every array in trees, in the order they are flattened."""
+    name = {"optimizer": _optimizer_name, "batch": _batch_name}
+    several = len(trees.get("parameters", trees.get("gradients", ()))) > 1
     return tuple(
-        (category, jax.tree_util.keystr(path, simple=True, separator="/"))
+        (category, name.get(category, _parameter_name)(path, several))
         for category, tree in trees.items()
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         if _is_array(leaf)
     )
+
+
+def _parameter_name(path: Sequence[Any], several: bool) -> str:
+    """Without the number of the argument, where one alone is differentiated."""
+    return _joined(path if several else path[1:]) or "argument 0"
+
+
+def _optimizer_name(path: Sequence[Any], several: bool) -> str:
+    """`mu/layers/wi`: without places in optax's chain of transformations."""
+    names = [key for key in path if not isinstance(key, jax.tree_util.SequenceKey)]
+    first = path.index(names[0]) if names else 0
+    below = path[first + 1 :]
+    if below and isinstance(below[0], jax.tree_util.SequenceKey) and not several:
+        below = below[1:]
+    return _joined((*path[first : first + 1], *below))
+
+
+def _batch_name(path: Sequence[Any], several: bool) -> str:
+    """What is below the argument, which is told by its number where that is all."""
+    del several
+    if len(path) > 2:
+        return _joined(path[2:])
+    last = path[-1]
+    is_position = isinstance(last, jax.tree_util.SequenceKey)
+    return f"argument {last.idx}" if is_position else _joined(path[-1:])
+
+
+def _joined(path: Sequence[Any]) -> str:
+    return jax.tree_util.keystr(tuple(path), simple=True, separator="/")

@@ -218,10 +218,13 @@ function timeline() {
 }
 
 /* The treemap: squarified tiles of the modules; a tile opens what is in it. */
+const ARGUMENTS = ["parameters", "optimizer", "batch"];
+
 function tree_of(buffers) {
   const root = { name: "all", bytes: 0, children: new Map(), category: null };
   for (const b of buffers) {
     const parts = b.path ? b.path.split("/").filter(Boolean) : [`(${b.category})`];
+    if (b.path && ARGUMENTS.includes(b.category)) parts.unshift(b.category);
     parts.push(b.leaf);
     let here = root;
     here.bytes += b.bytes;
@@ -384,7 +387,7 @@ function table(section, columns, rows, options) {
 
 const text_cell = (key) => (row) => [row[key] ? String(row[key]) : "–"];
 const bytes_cell = (key) => (row) => [row[key] ? size(row[key]) : "–"];
-const category_cell = (row) => [swatch(data.colors[row.category]), row.category];
+const category_cell = (row) => [make("span", { class: "whole" }, swatch(data.colors[row.category]), row.category)];
 
 function buffers() {
   const rows = data.buffers.rows.map(buffer);
