@@ -61,16 +61,17 @@ def test_a_run_goes_on_under_other_policies(tmp_path, without_regions):
     out = tmp_path / "run"
     plan = planned("float32")
     for steps, policy in ((60, "nothing"), (110, "save_dots"), (160, plan)):
-        options = {**TWO_HUNDRED, "steps": steps, "checkpoint_every": 50}
+        options = {**TWO_HUNDRED, "steps": steps, "keep": 5}
         models.train("gpt2-tiny", out=out, policy=policy, dtype="float32", **options)
-    done = models.train("gpt2-tiny", out=out, policy="offload_dots", n_sample=0)
+    last: dict[str, Any] = {"policy": "offload_dots", "keep": 5, "n_sample": 0}
+    done = models.train("gpt2-tiny", out=out, **last)
     assert done.started_at == 160 and done.step == 200
     wanted = without_regions["float32"]
     np.testing.assert_allclose(losses(out), wanted, rtol=0, atol=1e-5)
     # What a checkpoint holds, by name, shape and type: one under any policy.
     written = {
         step: (out / "checkpoints" / str(step) / "state" / "_METADATA").read_text()
-        for step in (110, 160, 200)
+        for step in (60, 110, 160, 200)
     }
     assert len(set(written.values())) == 1
 
