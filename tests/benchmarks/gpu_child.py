@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -87,5 +88,7 @@ class Child:
             return json.loads(self.path.read_text())
         if self.runs:
             return {}
+        if self.process.returncode == -signal.SIGKILL:
+            return {"failed": "killed: out of time, or of the machine's memory"}
         said = self.path.with_suffix(".log").read_text().strip().splitlines()[-1:]
         return {"failed": " ".join([f"exit code {self.process.returncode}", *said])}
