@@ -72,18 +72,16 @@ def _grid(axes: Axes, lengths: Sequence[int]) -> list[str]:
 def _lines(
     axes: Axes, peaks: Mapping[str, Sequence[int]], lengths: Sequence[int]
 ) -> list[str]:
-    """One line for each way; ways with equal figures share one."""
-    names: dict[tuple[int, ...], list[str]] = {}
-    for way, row in peaks.items():
-        names.setdefault(tuple(row), []).append(way)
-    parts = []
-    for color, (row, ways) in zip(COLORS, names.items(), strict=False):
+    """A line for each way, its name at the end, none over another."""
+    parts, last = [], 0.0
+    colors = dict(zip(peaks, COLORS, strict=False))
+    for way, row in sorted(peaks.items(), key=lambda one: -one[1][-1]):
         points = " ".join(
             f"{axes.x(n)},{axes.y(one)}" for n, one in zip(lengths, row, strict=True)
         )
-        label = html.escape(", ".join(ways))
+        last = max(axes.y(row[-1]), last + 15)
         parts.append(
-            f'<polyline points="{points}" stroke="{color}"/>'
-            f'<text x="{RIGHT + 8}" y="{axes.y(row[-1]) + 4}">{label}</text>'
+            f'<polyline points="{points}" stroke="{colors[way]}"/>'
+            f'<text x="{RIGHT + 8}" y="{last + 4:.1f}">{html.escape(way)}</text>'
         )
     return parts

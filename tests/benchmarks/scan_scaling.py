@@ -7,7 +7,7 @@ Prints the peak (arguments, outputs and temporaries) of the gradient of N steps 
 and `max_saved=40`, each with the exponent fitted to its growth, and the extra forward
 passes, counted from the jaxpr. Writes the same to
 `tests/benchmarks/results/scan_scaling.json`, by target, and draws it as
-`docs/scan_scaling_TARGET.svg`.
+`docs/scan_scaling_TARGET.svg`; `--draw` does that alone.
 """
 
 import argparse
@@ -116,10 +116,15 @@ def write(peaks, target):
 def main():
     parser = argparse.ArgumentParser(description="Compiled memory against steps.")
     parser.add_argument("--target", default="h100")
-    target = parser.parse_args().target
-    peaks = {way: [peak_bytes(way, n, target) for n in LENGTHS] for way in WAYS}
-    print_table(peaks, target)
-    write(peaks, target)
+    parser.add_argument("--draw", action="store_true", help="from what is kept")
+    given = parser.parse_args()
+    target = given.target
+    if given.draw:
+        peaks = json.loads(RESULTS.read_text())[target]["peak_bytes"]
+    else:
+        peaks = {way: [peak_bytes(way, n, target) for n in LENGTHS] for way in WAYS}
+        print_table(peaks, target)
+        write(peaks, target)
     path = DOCS / f"scan_scaling_{target}.svg"
     write_text(path, picture(peaks, LENGTHS, target))
     print(path)
