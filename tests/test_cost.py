@@ -309,3 +309,19 @@ def test_scatter_and_sort_are_no_calls():
     cost = traced(update, shape(100), shape(10, dtype=jnp.int32))
     assert cost.flops < 2000
     assert cost.matmul_flops == 0
+
+
+def test_a_sum_with_what_is_zero_but_for_a_slice_counts_the_slice():
+    """As the gradients of weights that the steps of a loop read by index."""
+
+    def total(array, parts):
+        read = jax.jit(lambda a, i: jax.lax.dynamic_index_in_dim(a, i))
+        return sum((read(array, i) * part).sum() for i, part in enumerate(parts))
+
+    def flops(n):
+        ones = jnp.ones((3, 1, 4))
+        traced = jax.make_jaxpr(jax.grad(total))(jnp.ones((n, 4)), ones)
+        assert "add_any" in str(traced)
+        return jaxpr_cost(traced).flops
+
+    assert flops(8) == flops(800)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from remat._cost._figures import NO_COST, Cost
+from remat._cost._filled import Filled, n_added
 from remat._jax_compat import open_jaxpr, subjaxprs
 
 _TRANSCENDENTAL = frozenset(
@@ -66,12 +67,17 @@ class _Memo:
 
     def __init__(self) -> None:
         self._done: dict[int, tuple[Any, Cost]] = {}
+        self._filled = Filled()
 
     def jaxpr(self, jaxpr: Any) -> Cost:
         if id(jaxpr) not in self._done:
             total = NO_COST
+            filled = self._filled.of(jaxpr)
             for eqn in jaxpr.eqns:
-                total = total + self.equation(eqn)
+                cost = self.equation(eqn)
+                if eqn.primitive.name == "add_any":
+                    cost = replace(cost, flops=float(n_added(eqn, filled)))
+                total = total + cost
             self._done[id(jaxpr)] = (jaxpr, total)
         return self._done[id(jaxpr)][1]
 
