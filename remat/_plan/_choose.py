@@ -6,7 +6,7 @@ many of them take which point of it.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,21 +67,46 @@ class Allotment:
         )
 
 
+Figure = Callable[[int, Choice], float]
+"""From the position of a stack and a choice to what one run of it has of something."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Limit:
+    """A limit on the sum of something over all runs."""
+
+    of: Figure
+    most: float
+
+
+def _price(stack: int, choice: Choice) -> float:
+    return choice.price
+
+
 def choose(
-    stacks: Sequence[Stack], budget_bytes: int, *, time_limit_s: float = math.inf
+    stacks: Sequence[Stack],
+    budget_bytes: int,
+    *,
+    limits: Sequence[Limit] = (),
+    price: Figure = _price,
+    time_limit_s: float = math.inf,
 ) -> Allotment:
     """The cheapest points for all regions whose bytes together fit a budget.
 
     Args:
-        stacks: The regions, equal ones together.
+        stacks: The regions, equal ones together; the points of each, fewest bytes
+            first.
         budget_bytes: Device memory for what all of them keep.
+        limits: What else is limited.
+        price: What to minimize the sum of.
         time_limit_s: When to stop with the best found.
 
     Returns:
         The optimum over the points of the given frontiers.
 
     Raises:
-        BudgetError: Even the smallest points do not fit.
+        BudgetError: Even the smallest points do not fit, or none are within the
+            limits.
     """
     least = sum(s.n_copies * s.times * s.frontier.points[0].bytes for s in stacks)
     if least > budget_bytes:
@@ -90,22 +115,33 @@ def choose(
             f"{least} bytes of their smallest choices; raise the budget, make the "
             "batch smaller, or shard"
         )
-    counts = _Knapsack(stacks, budget_bytes).solve(time_limit_s)
+    counts = _Knapsack(stacks, budget_bytes, limits, price).solve(time_limit_s)
     return _allotment(stacks, counts)
 
 
 class _Knapsack:
     """One whole number for each point of each stack: the copies that take it."""
 
-    def __init__(self, stacks: Sequence[Stack], budget_bytes: int):
+    def __init__(
+        self,
+        stacks: Sequence[Stack],
+        budget_bytes: int,
+        limits: Sequence[Limit],
+        price: Figure,
+    ):
         self.stacks = stacks
         self.budget_bytes = budget_bytes
+        self.extra = limits
         self.columns = [
             (s, p) for s, stack in enumerate(stacks) for p in stack.frontier.points
         ]
         self.sizes = np.array([self._runs(s) * p.bytes for s, p in self.columns], float)
-        self.prices = np.array([self._runs(s) * p.price for s, p in self.columns])
+        self.prices = self._figures(price)
         self.limits = np.array([stacks[s].n_copies for s, _ in self.columns], float)
+
+    def _figures(self, of: Figure) -> np.ndarray:
+        """A figure of one copy at each point, all its runs counted."""
+        return np.array([self._runs(s) * of(s, p) for s, p in self.columns], float)
 
     def _runs(self, stack: int) -> int:
         return self.stacks[stack].times
@@ -122,6 +158,8 @@ class _Knapsack:
             bounds=scipy.optimize.Bounds(0, self._bounds()),
             options={"mip_rel_gap": 0.0, "time_limit": min(time_limit_s, 1e7)},
         )
+        if result.x is None and self.extra:
+            raise BudgetError("no mix of the points is within all limits")
         if result.x is None:
             return self._smallest()
         return [round(x) for x in result.x[:n]]
@@ -154,11 +192,22 @@ class _Knapsack:
         taken = np.concatenate([np.eye(n), -np.diag(self.limits)], axis=1)
         linear = scipy.optimize.LinearConstraint
         return [
+            *(self._limited(limit) for limit in self.extra),
             linear(np.concatenate([owner, 0 * owner], axis=1), n_copies, n_copies),
             linear(fits, -np.inf, self.budget_bytes / unit * (1 + 1e-12)),
             linear(taken, -np.inf, 0),
             linear(np.concatenate([0 * owner, owner], axis=1), -np.inf, kinds),
         ]
+
+    def _limited(self, limit: Limit) -> scipy.optimize.LinearConstraint:
+        """In thousandths of the limit, as all rows."""
+        row = self._figures(limit.of)
+        unit = max(limit.most, 1e-3 * float(self.limits @ row), 1e-30) / 1e3
+        return scipy.optimize.LinearConstraint(
+            np.concatenate([row, np.zeros(len(row))])[None, :] / unit,
+            -np.inf,
+            limit.most / unit * (1 + 1e-9) + 1e-9,
+        )
 
 
 def _allotment(stacks: Sequence[Stack], counts: Sequence[int]) -> Allotment:

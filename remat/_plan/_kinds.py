@@ -114,6 +114,17 @@ class Kind:
             least_host_bytes=LEAST_HOST_BYTES,
         )
 
+    @property
+    def stack(self) -> Stack:
+        """The copies and their choices."""
+        return Stack(
+            frontier=self.curve,
+            n_copies=self.n_copies,
+            times=self.times,
+            # Each more is one more program for the compiler.
+            max_kinds=2 if self.n_layers > 1 else None,
+        )
+
     def solve(self, budget_bytes: int) -> Choice:
         """The best choice of one region within a budget."""
         return self.solver.solve(
@@ -258,19 +269,9 @@ def solve_all(kinds: Sequence[Kind], budget_bytes: int) -> Allotment:
         alike = allotment(kinds, [kind.alike(choice)])
         if kind.n_copies == 1:
             return alike
-    found = choose(list(map(_stack, kinds)), budget_bytes, time_limit_s=SOLVE_S)
+    found = choose([kind.stack for kind in kinds], budget_bytes, time_limit_s=SOLVE_S)
     found = _refined(kinds, found, budget_bytes)
     return found if alike is None or found.price < alike.price else alike
-
-
-def _stack(kind: Kind) -> Stack:
-    return Stack(
-        frontier=kind.curve,
-        n_copies=kind.n_copies,
-        times=kind.times,
-        # Each more is one more program for the compiler.
-        max_kinds=2 if kind.n_layers > 1 else None,
-    )
 
 
 def _refined(kinds: Sequence[Kind], found: Allotment, budget_bytes: int) -> Allotment:

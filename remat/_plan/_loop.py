@@ -19,16 +19,10 @@ from remat._compile._compile import CompileError
 from remat._plan._choose import Allotment
 from remat._plan._errors import PlanError
 from remat._plan._judge import FULL, best_of, faster_than, step_s
-from remat._plan._kinds import (
-    SECONDS,
-    Kind,
-    by_kind_sum,
-    faster,
-    same,
-    solve_all,
-)
+from remat._plan._kinds import SECONDS, Kind, same, solve_all
 from remat._plan._meter import Candidate, Measured, Meter
 from remat._plan._named import Named
+from remat._plan._pool import Modelled, Pool
 from remat._plan._solve import evaluate
 from remat._plan._steer import MARGIN, Sample, bracket, next_kept_bytes, predict_peak
 from remat._sizes import format_bytes, format_seconds
@@ -37,14 +31,22 @@ MAX_COMPILES = 8
 """Most full compiles for one plan."""
 CLOSE = 0.03
 """A peak this share below the budget is close enough."""
+N_FIRST = 4
+"""Full compiles after which named policies have their turn."""
 N_NAMED = 3
 """Most named policies that are compiled."""
-NEAR = 0.25
-"""A named policy predicted this share above the budget may fit all the same: two ends
-are all that the first predictions stand on."""
+ERROR = 0.03
+"""How far off a prediction may be, as a share of the budget, once there is a compiled
+point near it."""
+N_MISSES = 2
+"""Mixes that turn out no better than the best, after which there are no more."""
+WORTH = 1e-3
+"""Share of its recompute or time that a mix must spare to be compiled."""
 RAISED = 0.1
 """A peak this share of the budget above what was foreseen says that offload does not
 free what it should."""
+SMALL = (0.01, 0.003)
+"""Shares of everything to keep where not even nothing is known to fit."""
 N_PROBES = 5
 """Most probes between two full compiles (TPU)."""
 
@@ -79,6 +81,7 @@ class ClosedLoop:
         self.squeezed = self.is_tpu and whole_device
         self.offloads = True
         self._failed: list[Candidate] = []
+        self._pool: Pool | None = None
         self.notes: list[str] = []
 
     def run(self) -> Measured:
@@ -95,9 +98,10 @@ class ClosedLoop:
             self.budget_bytes -= report.generated_code_bytes + report.constant_bytes
         if self.is_tpu and not self.squeezed and not self.fits(nothing):
             self._squeeze(nothing)
+        self._seek(N_FIRST)
         self._try_named()
-        self._seek()
-        self._try_faster()
+        self._improve()
+        self._seek(MAX_COMPILES)
         best = self.best()
         if best is None:
             raise PlanError(self._too_small())
@@ -160,8 +164,8 @@ class ClosedLoop:
 
     # --- between them
 
-    def _seek(self) -> None:
-        while self.meter.n_full < MAX_COMPILES - 1:
+    def _seek(self, most: int) -> None:
+        while self.meter.n_full < most:
             step = self._next()
             if step is None:
                 return
@@ -182,6 +186,7 @@ class ClosedLoop:
         self.notes.append(f"no offload: {why}")
         self.kinds = [dataclasses.replace(kind, host_bytes=0) for kind in self.kinds]
         self.offloads = False
+        self._pool = None
 
     def _known(self) -> list[Measured]:
         """What steers: without what offloads, once that turned out to be no use."""
@@ -231,19 +236,20 @@ class ClosedLoop:
 
     def _smallest_step(self, samples: list[Sample]) -> tuple[Candidate, float] | None:
         """To keep a little can take less than nothing: statistics instead of scores."""
-        if len(samples) > 2:
-            return None
         everything = same(self.kinds, lambda kind: kind.everything)
-        found = solve_all(self.kinds, everything.bytes // 100)
-        if not found.bytes and not found.host_bytes:
-            return None
-        return _solved(found), predict_peak(samples, found.bytes)
+        for share in SMALL:
+            found = solve_all(self.kinds, int(share * everything.bytes))
+            if not found.bytes and not found.host_bytes:
+                return None
+            if found.key not in self._tried():
+                return _solved(found), predict_peak(samples, found.bytes)
+        return None
 
     def _between(
         self, samples: Sequence[Sample], below: Sample, above: Sample | None
     ) -> Allotment | None:
         """A point that keeps more than `below` and less than `above`."""
-        wanted = next_kept_bytes(samples, self.budget_bytes)
+        wanted = next_kept_bytes(samples, self.budget_bytes, self._margin())
         assert wanted is not None
         everything = same(self.kinds, lambda kind: kind.everything).bytes
         most = above.kept_bytes - 1 if above else everything
@@ -259,68 +265,92 @@ class ClosedLoop:
 
     def _next_by_floors(self, samples: list[Sample]) -> tuple[Candidate, float] | None:
         """As `_next`, on a TPU: probe the way to the budget before a full compile."""
-        below, above = bracket(samples, self.budget_bytes)
-        assert below is not None
-        lifted = [self._lifted(m) for m in self._known()]
-        gap = next(g for s, g in lifted if s.kept_bytes == below.kept_bytes)
         probed = list(samples)
         best: tuple[Allotment, int] | None = None
         for _ in range(N_PROBES):
             low, high = bracket(probed, self.budget_bytes)
-            found = self._between(probed, low or below, high or above)
+            if low is None:
+                break
+            found = self._between(probed, low, high)
             if found is None:
                 break
-            peak = self.meter.floor(_solved(found)) + gap
+            peak = self.meter.floor(_solved(found)) + self._gap(found.bytes)
             probed.append(Sample(kept_bytes=found.bytes, peak_bytes=peak))
             if peak <= self.budget_bytes or best is None:
                 best = found, peak
             unused = (self.budget_bytes - peak) / self.budget_bytes
-            if 0 <= unused <= CLOSE / 2 + MARGIN:
+            if 0 <= unused <= CLOSE / 2 + self._margin():
                 break
         return None if best is None else (_solved(best[0]), best[1])
 
-    def _lifted(self, measured: Measured) -> tuple[Sample, int]:
-        """A sample, and how far its peak is above its floor."""
-        gap = measured.peak_bytes - self.meter.floor(measured.candidate)
-        return measured.sample, 0 if self.squeezed else max(gap, 0)
+    def _gap(self, kept_bytes: int) -> int:
+        """How far a peak is above its floor: as far as the largest of those near.
+
+        One that did not fit is heeded as well, so that the next is not as far over.
+        """
+        if self.squeezed:
+            return 0
+        gaps = sorted(
+            (
+                abs(m.candidate.allotment.bytes - kept_bytes),
+                m.peak_bytes - self.meter.floor(m.candidate),
+            )
+            for m in self._known()
+            if not m.candidate.removes
+        )
+        return max(0, *(gap for _, gap in gaps[:2]))
+
+    def _margin(self) -> float:
+        """Share of the budget to aim below it: more, once that was not enough."""
+        over = sum(
+            0 < m.peak_bytes / self.budget_bytes - 1 < CLOSE
+            for m in self.meter.measured
+            if not m.candidate.is_named
+        )
+        return MARGIN * (1 + over)
 
     # --- named policies
 
     def _try_named(self) -> None:
-        """Compile the named policies that a person with this budget might take.
+        """Compile the named policies that use the budget, so that none beats the plan.
 
-        These are the one that recomputes least, and the one nearest to the budget
-        that fits.
+        Those that take just the budget, and others that the model does not take for
+        worse than what is compiled.
         """
-        for n in range(N_NAMED):
+        for _ in range(N_NAMED):
             hopeful = self._hopeful()
-            if not hopeful:
+            if not hopeful or self.meter.n_full >= MAX_COMPILES:
                 return
-            nearest = min(hopeful, key=lambda pair: abs(self.budget_bytes - pair[1]))
-            found = self._compile_named(*(nearest if n else hopeful[0]))
-            if n and found is not None and self.fits(found):
-                return
+            self._compile_named(*hopeful[0])
 
     def _hopeful(self) -> list[tuple[Named, float]]:
-        """Named policies that may fit, and their peaks; least recompute first."""
-        samples = self._samples()
+        """Named policies to compile, and their peaks; nearest to the budget first."""
+        samples = [m.sample for m in self.meter.measured]
         tried = self._tried()
         room = sum(k.host_bytes * k.n_copies * k.times for k in self.kinds)
-        found = [
-            (named, predict_peak(samples, named.allotment.bytes))
-            for named in self.named()
-            if named.allotment.host_bytes <= room and named.allotment.key not in tried
-        ]
-        fitting = [pair for pair in found if pair[1] <= (1 + NEAR) * self.budget_bytes]
-        return sorted(fitting, key=lambda pair: self._flops(pair[0].allotment))
+        beside = [self._modelled(m.candidate.allotment) for m in self._fitting()]
+        found = []
+        for named in self.named():
+            allotment = named.allotment
+            if allotment.host_bytes > room or allotment.key in tried:
+                continue
+            peak = predict_peak(samples, allotment.bytes)
+            share = peak / self.budget_bytes
+            modelled = self._modelled(allotment)
+            if not FULL - ERROR <= share <= 1 + ERROR:
+                continue
+            near = abs(share - 1) <= ERROR / 2
+            if near or not any(one.no_worse(modelled) for one in beside):
+                found.append((named, peak))
+        return sorted(found, key=lambda pair: abs(self.budget_bytes - pair[1]))
 
     def _tried(self) -> set[Any]:
         """What was compiled, or does not compile."""
         candidates = [m.candidate for m in self.meter.measured] + self._failed
         return {candidate.allotment.key for candidate in candidates}
 
-    def _flops(self, allotment: Allotment) -> float:
-        return by_kind_sum(self.kinds, allotment, "recompute_flops")
+    def _modelled(self, allotment: Allotment) -> Modelled:
+        return Modelled.of(self.kinds, allotment)
 
     def _compile_named(self, named: Named, peak: float) -> Measured | None:
         candidate = Candidate(
@@ -333,25 +363,42 @@ class ClosedLoop:
             self.notes.append(f"{candidate.label} does not compile: {_first(error)}")
             return None
 
-    def _try_faster(self) -> None:
-        """Compile what is faster, by the model, than the best so far."""
-        while self.meter.n_full < MAX_COMPILES:
-            best = self.best()
-            if best is None:
-                return
-            given = best.candidate.allotment
-            found = faster(self.kinds, given)
-            peak = self._expected(best, found)
-            is_of_use = best.candidate.is_named or peak >= FULL * self.budget_bytes
-            if not is_of_use or found.key in self._tried():
-                return
-            self.meter.full((_solved(found), peak))
-            if self.best() is best:
-                return
+    # --- better than the best
 
-    def _expected(self, best: Measured, found: Allotment) -> float:
-        spared = best.candidate.allotment.bytes - found.bytes
-        return best.peak_bytes - spared
+    def _improve(self) -> None:
+        """Compile mixes that the model takes for better than the best so far."""
+        misses, late_s = 0, 0.0
+        while self.meter.n_full < MAX_COMPILES and misses < N_MISSES:
+            best = self.best()
+            found = None if best is None else self._better(best, late_s)
+            if best is None or found is None:
+                return
+            peak = predict_peak(self._samples(), found.bytes)
+            (measured,) = self.meter.full((_solved(found), peak))
+            if self.best() is best:
+                misses += 1
+                late_s = max(late_s, 1.5 * (step_s(measured) - step_s(best)))
+
+    def _better(self, best: Measured, late_s: float) -> Allotment | None:
+        """A mix that recomputes less than the best, or as much in less time.
+
+        Args:
+            best: What to beat.
+            late_s: How far off the model's time was.
+        """
+        if self._pool is None:
+            named = [one.allotment for one in self.named()]
+            self._pool = Pool(self.kinds, named)
+        goal = self._modelled(best.candidate.allotment)
+        most = dataclasses.replace(goal, seconds=goal.seconds - late_s)
+        within = next_kept_bytes(self._samples(), self.budget_bytes, self._margin())
+        for kept in (within, best.candidate.allotment.bytes):
+            found = None if kept is None else self._pool.mix(kept, most)
+            if found is None or found.key in self._tried():
+                continue
+            if not goal.no_worse(self._modelled(found), within=WORTH):
+                return found
+        return None
 
     # --- errors
 

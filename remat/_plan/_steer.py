@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 MARGIN = 0.004
 """Aim this share of the budget below it: just above it, a compile is lost."""
-INSIDE = 0.05
+INSIDE = 0.005
 """Stay this share of the bracket away from its ends."""
 
 
@@ -53,8 +53,15 @@ def predict_peak(samples: Sequence[Sample], kept_bytes: int) -> float:
     return first.peak_bytes + slope * (kept_bytes - first.kept_bytes)
 
 
-def next_kept_bytes(samples: Sequence[Sample], budget_bytes: int) -> int | None:
+def next_kept_bytes(
+    samples: Sequence[Sample], budget_bytes: int, margin: float = MARGIN
+) -> int | None:
     """How many bytes the next point to compile should keep.
+
+    Args:
+        samples: What was compiled.
+        budget_bytes: What the peak must not exceed.
+        margin: Share of the budget to aim below it.
 
     Returns:
         The bytes; None where no measured point fits.
@@ -62,7 +69,7 @@ def next_kept_bytes(samples: Sequence[Sample], budget_bytes: int) -> int | None:
     below, above = bracket(samples, budget_bytes)
     if below is None:
         return None
-    aim = (1 - MARGIN) * budget_bytes
+    aim = (1 - margin) * budget_bytes
     if above is None:
         slope = _last_slope(samples)
         return below.kept_bytes + int(max(aim - below.peak_bytes, 0) / slope)
