@@ -241,14 +241,17 @@ def test_the_commands_plan_and_check(tmp_path):
     )
     assert made.returncode == 0, made.stderr
     assert made.stderr == "" and "plan for mine:make on cpu" in made.stdout
-    good = run("check", "p.json")
-    assert good.returncode == 0 and "ok" in good.stdout
     data = json.loads((tmp_path / "p.json").read_text())
+    (tmp_path / "q.json").write_text(json.dumps(data))
+    good = run("check", "--all", ".")
+    assert good.returncode == 0 and good.stdout.count("ok") == 2
     del data["seal"]
     data["budget_bytes"] = data["peak_bytes"] - 1
     path = tmp_path / "p.json"
     path.write_text(json.dumps({**data, "seal": seal_of(data)}))
-    assert run("check", "--all", ".").returncode == 1
+    one_bad = run("check", "--all", ".")
+    assert one_bad.returncode == 1 and "q.json: mine:make on cpu: ok" in one_bad.stdout
+    assert "exceeds the budget" in one_bad.stdout
     path.write_text(json.dumps(data))
     bad = run("check", "p.json")
     assert bad.returncode == 2 and "was changed" in bad.stderr

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from remat import policies, target
 from remat._naming._naming import decisions
-from remat._plan._choose import Stack, choose
+from remat._plan._choose import Limit, Stack, choose
 from remat._plan._frontier import Frontier, frontier
 from remat._plan._graph import Equation, Graph, Value, build_graph
 from remat._plan._prices import Prices, least_flops, least_time
@@ -240,6 +240,27 @@ def test_layers_can_be_limited_to_so_many_kinds():
     assert [s.choice.bytes for s in free.shares[0]] == [0, 2, 3]
     one = choose([Stack(frontier=points, n_copies=3, max_kinds=1)], 5)
     assert len(one.shares[0]) == 1 and one.price > free.price
+
+
+@quick
+@given(stacks(), st.integers(0, 60), st.integers(0, 60))
+def test_a_limit_on_something_else_is_kept_too(found, budget, most):
+    """Where less of one thing is more of another: here, of its square of bytes."""
+    limit = Limit(of=lambda _, choice: choice.bytes**2, most=most)
+    copies = [(s, p) for s in found for p in [s.frontier.points] * s.n_copies]
+    runs = [s.times for s, _ in copies]
+    totals = []
+    for points in itertools.product(*(p for _, p in copies)):
+        pairs = list(zip(runs, points, strict=True))
+        kept = sum(n * p.bytes for n, p in pairs)
+        if kept <= budget and sum(n * p.bytes**2 for n, p in pairs) <= most:
+            totals.append(sum(n * p.price for n, p in pairs))
+    if not totals:
+        with pytest.raises(BudgetError):
+            choose(found, budget, limits=[limit])
+        return
+    price = choose(found, budget, limits=[limit]).price
+    assert price == pytest.approx(min(totals), abs=1e-9)
 
 
 def test_scanned_layers_take_one_point():

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import pathlib
 
 import jax
 import numpy as np
@@ -28,6 +29,8 @@ from tests.test_split_layers import (
     two_in_a_step,
 )
 from tests.test_split_layers import WS as SMALL_WS
+
+DATA = pathlib.Path(__file__).parent / "data"
 
 
 def kinds_of(loss, *args) -> tuple[Kind, ...]:
@@ -146,3 +149,19 @@ def test_a_scan_that_cannot_be_split_any_more_is_refused(plan):
     wrong = dataclasses.replace(plan, regions=(record,))
     with pytest.raises(PlanError, match="6 layers of a scan, and now 1 can"):
         jax.eval_shape(wrong.apply(rerun), BIG_WS, BIG_X)
+
+
+@pytest.mark.parametrize("version", ["0_10", "0_12"])
+def test_plans_made_under_either_jax_apply_under_both(version):
+    """`remat.plan(scanned, WS, X, target="cpu")`, half-way to everything kept."""
+    planned = remat.Plan.load(DATA / f"plan_split_jax_{version}.json")
+    assert planned.versions["jax"].startswith(version.replace("_", "."))
+    assert len(planned.regions[0].choices) == 6 and len(planned.choices) == 2
+    ws, x = numbers()
+    wanted, found = jax.grad(scanned)(ws, x), jax.grad(planned.apply(scanned))(ws, x)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-8)
+    less, more = planned.choices
+    first, *_, last = remat.find_regions(planned.apply(scanned), ws, x)
+    for region, choice in ((first, less), (last, more)):
+        marked = {n for n in region.emitted_names if n.startswith("remat.save:")}
+        assert marked == {f"remat.save:{kept.id}" for kept in choice.kept}

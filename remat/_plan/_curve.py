@@ -19,7 +19,8 @@ from remat._plan._named import named_candidates
 from remat._plan._opened import open_loss
 from remat._plan._solve import evaluate
 from remat._plan._steer import Sample, predict_peak
-from remat._regions._with_policy import with_policy
+from remat._regions._make_regions import Wanted
+from remat._regions._with_policy import with_policy, with_regions
 from remat._targets._target import Target
 
 SCHEMA = "remat.frontier/1"
@@ -100,6 +101,7 @@ def frontier(
     optimizer: Any = None,
     step: Callable[..., Any] | None = None,
     allow_offload: bool = False,
+    regions: Wanted | None = None,
     compiler_options: Mapping[str, Any] | None = None,
     has_aux: bool = False,
     argnums: int | Sequence[int] = 0,
@@ -119,6 +121,7 @@ def frontier(
         optimizer: An optax optimizer whose update is part of the step.
         step: `step(loss)` returns the whole step.
         allow_offload: Whether points may move values to the host.
+        regions: Regions to make first, as for `remat.plan`.
         compiler_options: XLA options for every compile.
         has_aux: As in `jax.value_and_grad`.
         argnums: As in `jax.value_and_grad`.
@@ -137,6 +140,9 @@ def frontier(
             "a curve has its two ends compiled: n_points and n_compiled are at least "
             f"2 and n_compiled at most n_points, not {n_points} and {n_compiled}"
         )
+    name = model or getattr(loss, "__qualname__", type(loss).__name__)
+    if regions is not None:
+        loss = with_regions(loss, regions)
     opened = open_loss(
         loss,
         args,
@@ -169,7 +175,7 @@ def frontier(
 
     unwrapped = with_policy(loss, "none")
     return Curve(
-        model=model or getattr(loss, "__qualname__", type(loss).__name__),
+        model=name,
         target=opened.target.name,
         forward_flops=forward_flops(unwrapped, opened.meter.setup),
         points=tuple(placed(p, (), peaks.get(i)) for i, p in enumerate(points)),

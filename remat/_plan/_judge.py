@@ -18,7 +18,9 @@ so, and a smaller budget gets it.
 import math
 from collections.abc import Sequence
 
+from remat._plan._errors import PlanError
 from remat._plan._meter import Measured
+from remat._sizes import format_bytes
 
 FULL = 0.93
 """A candidate that takes this share of the budget uses it."""
@@ -69,3 +71,20 @@ def faster_than(best: Measured, fitting: Sequence[Measured]) -> Measured | None:
     """The fastest candidate that fits, if it beats the plan by more than rounding."""
     fastest = min(fitting, key=step_s, default=best)
     return fastest if step_s(fastest) < (1 - SLOWER) * step_s(best) else None
+
+
+def too_small(budget_bytes: int, measured: Sequence[Measured]) -> PlanError:
+    """The error where none fits: the least that was compiled, and what would help."""
+    least = min(measured, key=lambda m: m.peak_bytes)
+    largest = list(least.report.by_category().items())[:3]
+    what = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
+    return PlanError(
+        f"a budget of {_gib(budget_bytes)} is below the {_gib(least.peak_bytes)} that "
+        f"the least choice ({least.candidate.label}) needs; at its peak: {what}. "
+        "Make the batch or the sequence smaller, shard the step over more devices, "
+        "accumulate gradients, or cut the loss into chunks if logits stand out"
+    )
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.3g} GiB"

@@ -17,12 +17,12 @@ from typing import Any
 
 from remat._compile._compile import CompileError
 from remat._plan._choose import Allotment
-from remat._plan._errors import PlanError
-from remat._plan._judge import FULL, best_of, faster_than, step_s
+from remat._plan._judge import best_of, faster_than, step_s, too_small
 from remat._plan._kinds import SECONDS, Kind, same, solve_all
 from remat._plan._meter import Candidate, Measured, Meter
-from remat._plan._named import Named
-from remat._plan._pool import Modelled, Pool
+from remat._plan._modelled import Modelled
+from remat._plan._named import Named, near_budget
+from remat._plan._pool import Pool
 from remat._plan._solve import evaluate
 from remat._plan._steer import MARGIN, Sample, bracket, next_kept_bytes, predict_peak
 from remat._sizes import format_bytes, format_seconds
@@ -35,9 +35,6 @@ N_FIRST = 4
 """Full compiles after which named policies have their turn."""
 N_NAMED = 3
 """Most named policies that are compiled."""
-ERROR = 0.03
-"""How far off a prediction may be, as a share of the budget, once there is a compiled
-point near it."""
 N_MISSES = 2
 """Mixes that turn out no better than the best, after which there are no more."""
 WORTH = 1e-3
@@ -104,7 +101,7 @@ class ClosedLoop:
         self._seek(MAX_COMPILES)
         best = self.best()
         if best is None:
-            raise PlanError(self._too_small())
+            raise too_small(self.budget_bytes, self.meter.measured)
         self._note_faster(best)
         return best
 
@@ -298,7 +295,7 @@ class ClosedLoop:
             for m in self._known()
             if not m.candidate.removes
         )
-        return max(0, *(gap for _, gap in gaps[:2]))
+        return max([0, *(gap for _, gap in gaps[:2])])
 
     def _margin(self) -> float:
         """Share of the budget to aim below it: more, once that was not enough."""
@@ -324,25 +321,15 @@ class ClosedLoop:
             self._compile_named(*hopeful[0])
 
     def _hopeful(self) -> list[tuple[Named, float]]:
-        """Named policies to compile, and their peaks; nearest to the budget first."""
         samples = [m.sample for m in self.meter.measured]
         tried = self._tried()
-        room = sum(k.host_bytes * k.n_copies * k.times for k in self.kinds)
-        beside = [self._modelled(m.candidate.allotment) for m in self._fitting()]
-        found = []
-        for named in self.named():
-            allotment = named.allotment
-            if allotment.host_bytes > room or allotment.key in tried:
-                continue
-            peak = predict_peak(samples, allotment.bytes)
-            share = peak / self.budget_bytes
-            modelled = self._modelled(allotment)
-            if not FULL - ERROR <= share <= 1 + ERROR:
-                continue
-            near = abs(share - 1) <= ERROR / 2
-            if near or not any(one.no_worse(modelled) for one in beside):
-                found.append((named, peak))
-        return sorted(found, key=lambda pair: abs(self.budget_bytes - pair[1]))
+        return near_budget(
+            self.kinds,
+            [named for named in self.named() if named.allotment.key not in tried],
+            budget_bytes=self.budget_bytes,
+            predict=lambda kept_bytes: predict_peak(samples, kept_bytes),
+            beside=[self._modelled(m.candidate.allotment) for m in self._fitting()],
+        )
 
     def _tried(self) -> set[Any]:
         """What was compiled, or does not compile."""
@@ -400,27 +387,9 @@ class ClosedLoop:
                 return found
         return None
 
-    # --- errors
-
-    def _too_small(self) -> str:
-        least = min(self.meter.measured, key=lambda m: m.peak_bytes)
-        largest = list(least.report.by_category().items())[:3]
-        what = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
-        return (
-            f"a budget of {_gib(self.budget_bytes)} is below the "
-            f"{_gib(least.peak_bytes)} that the least choice "
-            f"({least.candidate.label}) needs; at its peak: {what}. "
-            "Make the batch or the sequence smaller, shard the step over more devices, "
-            "accumulate gradients, or cut the loss into chunks if logits stand out"
-        )
-
 
 def _solved(allotment: Allotment) -> Candidate:
     return Candidate(label="solved", allotment=allotment)
-
-
-def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.3g} GiB"
 
 
 def _first(error: Exception) -> str:

@@ -68,7 +68,7 @@ def make_plan(
         least_peak_bytes=least.peak_bytes,
         everything_peak_bytes=by_label.get("none"),
         host_bytes=report.host_bytes,
-        recompute_flops=best.flops - base_flops,
+        recompute_flops=max(best.flops - base_flops, 0),
         forward_flops=forward_flops,
         estimated_step_s=seconds_or_none(report.estimated_step_s),
         n_compiles=loop.meter.n_full,
