@@ -16,6 +16,7 @@ and a run goes on where the last one ended.
 
 import argparse
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,12 +28,12 @@ import remat
 from remat._compare._measure import forward_flops, prepare
 from remat._files import write_text
 from remat._plan._choose import Allotment
-from remat._plan._kinds import by_kind_sum, estimated_s, faster
+from remat._plan._kinds import by_kind_sum, estimated_s, faster, solve_all
 from remat._plan._meter import Candidate, Measured
 from remat._plan._named import Named, named_candidates
 from remat._plan._opened import Opened, open_loss
 from remat._regions._with_policy import with_policy
-from tests.benchmarks.dominance_table import markdown
+from tests.benchmarks.dominance_table import compiled, markdown
 
 RESULTS = Path(__file__).parent / "results" / "dominance"
 TABLE = RESULTS.parent / "dominance.md"
@@ -131,6 +132,22 @@ class Cell:
         for name in cover(by_name, self._improved, MAX_POINTS - 2):
             found = faster(self.opened.kinds, by_name[name])
             self.compile("points", name, found)
+
+        self._fill_gaps()
+
+    def _fill_gaps(self) -> None:
+        """Points between those furthest apart, where layers are split."""
+        points = self.data["points"]
+        while len(points) < MAX_POINTS:
+            kept = sorted(one["kept_bytes"] for one in compiled(points).values())
+            low, high = max(
+                itertools.pairwise(kept), key=lambda pair: pair[1] - pair[0]
+            )
+            found = solve_all(self.opened.kinds, (low + high) // 2)
+            label = f"{found.bytes >> 20} MiB kept"
+            if found.bytes in kept or label in points:
+                return
+            self.compile("points", label, found)
 
     def _improved(self, name: str, allotments: Mapping[str, Allotment]) -> set[str]:
         """The policies that what is faster than one of them beats, by the model."""

@@ -9,7 +9,8 @@ Draws `docs/frontier_gpt2_h100.svg` from what `tests.benchmarks.dominance` compi
 import argparse
 import html
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ class Axes:
         return round(LEFT + (RIGHT - LEFT) * along), round(BOTTOM - (BOTTOM - TOP) * up)
 
 
+def planned(cell: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What the planner made: points of the frontier, and a plan for each policy."""
+    points = [*compiled(cell["points"]).values()]
+    return points + [p for p in cell["plans"].values() if p["origin"] == "solved"]
+
+
 def undominated(figures: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Those with less recompute than all with less memory, least memory first."""
     best: list[Mapping[str, Any]] = []
@@ -56,14 +63,32 @@ def steps(axes: Axes, points: list[Mapping[str, Any]]) -> str:
     return f"{path}H{RIGHT}"
 
 
+def ticks_along(axes: Axes) -> Iterator[str]:
+    """A mark for every second GiB."""
+    first = 2 * math.ceil(axes.low / 2**31)
+    for gib in range(first, int(axes.high / 2**30) + 1, 2):
+        x, _ = axes.at({"peak_bytes": gib * 2**30, "recompute_flops": 0})
+        yield f'<line x1="{x}" y1="{BOTTOM}" x2="{x}" y2="{BOTTOM + 5}"/>'
+        yield f'<text x="{x}" y="{BOTTOM + 18}" text-anchor="middle">{gib}</text>'
+
+
+def ticks_up(axes: Axes) -> Iterator[str]:
+    """A mark for every fifth of the forward pass."""
+    for share in range(0, int(100 * axes.most / axes.forward) + 1, 20):
+        flops = share / 100 * axes.forward
+        _, y = axes.at({"peak_bytes": axes.low, "recompute_flops": flops})
+        yield f'<line x1="{LEFT - 5}" y1="{y}" x2="{LEFT}" y2="{y}"/>'
+        yield f'<text x="{LEFT - 9}" y="{y + 4}" text-anchor="end">{share}</text>'
+
+
 def picture(cell: Mapping[str, Any]) -> str:
     """The SVG, in light and dark."""
     axes = Axes(cell)
-    named, points = compiled(cell["named"]), compiled(cell["points"])
-    line = undominated([*points.values(), *named.values()])
+    named, points = compiled(cell["named"]), planned(cell)
+    line = undominated([*points, *named.values()])
     marks = [
         f'<circle cx="{x}" cy="{y}" r="4" class="plan"/>'
-        for x, y in map(axes.at, undominated(points.values()))
+        for x, y in map(axes.at, undominated(points))
     ]
     last = 0
     for name in sorted(named, key=lambda n: axes.at(named[n])[::-1]):
@@ -74,8 +99,7 @@ def picture(cell: Mapping[str, Any]) -> str:
             f'<line x1="{x}" y1="{y}" x2="{x + 12}" y2="{last}"/>'
             f'<text x="{x + 14}" y="{last + 4}">{html.escape(name)}</text>'
         )
-    low, high = axes.low / 2**30, axes.high / 2**30
-    share = 100 * axes.most / axes.forward
+    marks += [*ticks_along(axes), *ticks_up(axes)]
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 640" role="img">
 <title>{cell["model"]} on {cell["target"]}: plans (dots), policies (squares)</title>
 <style>text{{font:11px sans-serif;fill:#444}}.named{{fill:#4c78a8}}.plan{{fill:#e45756}}
@@ -84,9 +108,9 @@ def picture(cell: Mapping[str, Any]) -> str:
 <line x1="{LEFT}" y1="{BOTTOM}" x2="{RIGHT}" y2="{BOTTOM}"/>
 <line x1="{LEFT}" y1="{TOP}" x2="{LEFT}" y2="{BOTTOM}"/>
 <path d="{steps(axes, line)}" class="curve"/>
-<text x="250" y="{BOTTOM + 24}">compiled peak, {low:.1f} to {high:.1f} GiB</text>
-<text x="18" y="330" transform="rotate(-90 18 330)">recomputed, 0 to {share:.0f} % of
-the forward pass</text>
+<text x="330" y="{BOTTOM + 38}">compiled peak, GiB</text>
+<text x="18" y="330" transform="rotate(-90 18 330)">recomputed, % of the
+forward pass</text>
 {"".join(marks)}
 </svg>
 """
