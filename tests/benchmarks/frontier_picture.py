@@ -94,6 +94,8 @@ def picture(cell: Mapping[str, Any]) -> str:
     for name in sorted(named, key=lambda n: axes.at(named[n])[::-1]):
         x, y = axes.at(named[name])
         last = max(y, last + 13)  # labels one below the other, never over another
+        if BOTTOM - 8 < last < BOTTOM + 54:
+            last = BOTTOM + 54  # nor over the axis
         marks.append(
             f'<rect x="{x - 3}" y="{y - 3}" width="6" height="6" class="named"/>'
             f'<line x1="{x}" y1="{y}" x2="{x + 12}" y2="{last}"/>'
