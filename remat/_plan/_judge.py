@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from remat._plan._errors import PlanError
 from remat._plan._meter import Measured
-from remat._sizes import format_bytes
+from remat._sizes import format_bytes, format_seconds
 
 FULL = 0.93
 """A candidate that takes this share of the budget uses it."""
@@ -71,6 +71,19 @@ def faster_than(best: Measured, fitting: Sequence[Measured]) -> Measured | None:
     """The fastest candidate that fits, if it beats the plan by more than rounding."""
     fastest = min(fitting, key=step_s, default=best)
     return fastest if step_s(fastest) < (1 - SLOWER) * step_s(best) else None
+
+
+def faster_note(best: Measured, fitting: Sequence[Measured]) -> list[str]:
+    """Where less memory is faster by the estimate, the line that says so."""
+    found = faster_than(best, fitting)
+    if found is None:
+        return []
+    return [
+        f"by the estimate, a budget of {format_bytes(found.peak_bytes)} gives a faster "
+        f"step ({found.candidate.label}: {format_seconds(step_s(found))}, this plan: "
+        f"{format_seconds(step_s(best))}): to keep more takes more memory traffic than "
+        "it spares"
+    ]
 
 
 def too_small(budget_bytes: int, measured: Sequence[Measured]) -> PlanError:

@@ -17,7 +17,7 @@ from typing import Any
 
 from remat._compile._compile import CompileError
 from remat._plan._choose import Allotment
-from remat._plan._judge import best_of, faster_than, step_s, too_small
+from remat._plan._judge import best_of, faster_note, step_s, too_small
 from remat._plan._kinds import SECONDS, Kind, same, solve_all
 from remat._plan._meter import Candidate, Measured, Meter
 from remat._plan._modelled import Modelled
@@ -25,7 +25,7 @@ from remat._plan._named import Named, near_budget
 from remat._plan._pool import Pool
 from remat._plan._solve import evaluate
 from remat._plan._steer import MARGIN, Sample, bracket, next_kept_bytes, predict_peak
-from remat._sizes import format_bytes, format_seconds
+from remat._sizes import format_bytes
 
 MAX_COMPILES = 8
 """Most full compiles for one plan."""
@@ -98,11 +98,13 @@ class ClosedLoop:
         self._seek(N_FIRST)
         self._try_named()
         self._improve()
-        self._seek(MAX_COMPILES)
         best = self.best()
+        if best is None or not best.candidate.is_named:
+            self._seek(MAX_COMPILES)
+            best = self.best()
         if best is None:
             raise too_small(self.budget_bytes, self.meter.measured)
-        self._note_faster(best)
+        self.notes += faster_note(best, self._fitting())
         return best
 
     def fits(self, measured: Measured) -> bool:
@@ -117,18 +119,6 @@ class ClosedLoop:
 
     def _fitting(self) -> list[Measured]:
         return list(filter(self.fits, self.meter.measured))
-
-    def _note_faster(self, best: Measured) -> None:
-        """Say where less memory is faster, by the estimate."""
-        found = faster_than(best, self._fitting())
-        if found is None:
-            return
-        self.notes.append(
-            f"by the estimate, a budget of {format_bytes(found.peak_bytes)} gives a "
-            f"faster step ({found.candidate.label}: {format_seconds(step_s(found))}, "
-            f"this plan: {format_seconds(step_s(best))}): to keep more takes more "
-            "memory traffic than it spares"
-        )
 
     # --- the ends
 
@@ -360,11 +350,25 @@ class ClosedLoop:
             found = None if best is None else self._better(best, late_s)
             if best is None or found is None:
                 return
-            peak = predict_peak(self._samples(), found.bytes)
-            (measured,) = self.meter.full((_solved(found), peak))
-            if self.best() is best:
-                misses += 1
+            measured = self._compile_mix(_solved(found))
+            if measured is not None:
                 late_s = max(late_s, 1.5 * (step_s(measured) - step_s(best)))
+            misses += self.best() is best
+
+    def _compile_mix(self, candidate: Candidate) -> Measured | None:
+        """Compile a mix; None where it does not compile, or will not fit (TPU)."""
+        kept = candidate.allotment.bytes
+        peak = predict_peak([m.sample for m in self.meter.measured], kept)
+        try:
+            if self.is_tpu:
+                peak = self.meter.floor(candidate) + self._gap(kept)
+                if peak > self.budget_bytes:
+                    self._failed.append(candidate)
+                    return None
+            return self.meter.full((candidate, peak))[0]
+        except CompileError:
+            self._failed.append(candidate)
+            return None
 
     def _better(self, best: Measured, late_s: float) -> Allotment | None:
         """A mix that recomputes less than the best, or as much in less time.
