@@ -14,6 +14,9 @@ from remat._naming._naming import name_region
 from remat._plan._apply import apply_treatments
 from remat._plan._errors import PlanError
 from remat._plan._kinds import Kind, by_layer, find_kinds, same, solve_all
+from remat._plan._modelled import Modelled
+from remat._plan._named import named_candidates, near_budget
+from remat._plan._pool import Pool
 from remat._regions._nnx import recorded
 from remat._regions._split_layers import layers_of
 from remat._regions._with_policy import regions_of
@@ -165,3 +168,38 @@ def test_plans_made_under_either_jax_apply_under_both(version):
     for region, choice in ((first, less), (last, more)):
         marked = {n for n in region.emitted_names if n.startswith("remat.save:")}
         assert marked == {f"remat.save:{kept.id}" for kept in choice.kept}
+
+
+def test_a_mix_is_no_worse_than_what_it_is_to_beat():
+    """Within the bytes, FLOPs and seconds of a choice, by the model."""
+    kinds = kinds_of(scanned, WS, X)
+    named = {n: one.allotment for one in named_candidates(kinds) for n in one.names}
+    pool = Pool(kinds, [*named.values()])
+    for name in ("nothing", "save_dots", "minimal", "none"):
+        goal = Modelled.of(kinds, named[name])
+        found = pool.mix(named[name].bytes, goal)
+        assert found is not None and found.bytes <= named[name].bytes
+        assert Modelled.of(kinds, found).no_worse(goal), name
+    nowhere = dataclasses.replace(goal, flops=-1.0)
+    assert pool.mix(named["none"].bytes, nowhere) is None
+
+
+def test_named_policies_near_a_budget_are_candidates():
+    kinds = kinds_of(scanned, WS, X)
+    named = named_candidates(kinds)
+    kept = {n: one.allotment.bytes for one in named for n in one.names}
+
+    def near(budget, beside=()):
+        found = near_budget(
+            kinds, named, budget_bytes=budget, predict=float, beside=beside
+        )
+        return [one.names[0] for one, _ in found]
+
+    budget = kept["save_dots"]
+    first = near(budget)[0]
+    assert kept[first] == budget
+    assert all(0.9 * budget <= kept[name] <= 1.03 * budget for name in near(budget))
+    best = Modelled(flops=0.0, seconds=0.0)
+    # Its very peak may be the budget: then it is compiled whatever the model says.
+    assert near(budget, [best]) and set(near(budget, [best])) <= set(near(budget))
+    assert first not in near(int(budget / 0.95), [best])
