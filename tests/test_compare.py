@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import warnings
 
@@ -113,6 +114,9 @@ def test_it_shows_itself(on_h100):
     assert "save_dots" in text and on_h100.advice.split(":")[0] in text
     assert "<table>" in page and "toy on h100" in page
     assert len(on_h100.plot().data) == 1
+    assert not on_h100.plot().layout.shapes  # the limit is far off
+    near = dataclasses.replace(on_h100, budget_bytes=2 * on_h100.rows[0].peak_bytes)
+    assert len(near.plot().layout.shapes) == 1
 
 
 def test_tpu_floors_are_marked_and_the_best_row_is_compiled_in_full():

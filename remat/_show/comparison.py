@@ -100,12 +100,17 @@ def comparison_html(comparison: Comparison) -> str:
     )
 
 
+FAR = 4
+"""A limit of more than this many times the largest peak is not drawn."""
+
+
 def comparison_figure(comparison: Comparison) -> Any:
     """Peak device memory against estimated step time, the limit as a line."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
-    unit, in_unit = unit_of(max((row.peak_bytes for row in comparison.rows), default=0))
+    most = max((row.peak_bytes for row in comparison.rows), default=0)
+    unit, in_unit = unit_of(most)
     for exact, name in ((True, "compiled in full"), (False, "floor (≥)")):
         rows = [row for row in comparison.rows if row.exact is exact]
         if rows:
@@ -117,7 +122,9 @@ def comparison_figure(comparison: Comparison) -> Any:
                 textposition="top center",
                 name=name,
             )
-    figure.add_vline(x=comparison.budget_bytes / in_unit, line_dash="dash")
+    # A limit far away would press all rows into one line; the title has it.
+    if comparison.budget_bytes <= FAR * most:
+        figure.add_vline(x=comparison.budget_bytes / in_unit, line_dash="dash")
     figure.update_layout(
         title=_title(comparison),
         xaxis_title=f"peak device memory ({unit})",
