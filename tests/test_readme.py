@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import typer
+import yaml
 from flax import linen as nn
 
 import remat
@@ -29,7 +30,7 @@ PROJECT = tomllib.loads((readme.ROOT / "pyproject.toml").read_text())
 DOCUMENTS = (
     *("README.md", "CONTRIBUTING.md"),
     *("docs/how_it_works.md", "docs/sharding.md", "docs/report_schema.md"),
-    "docs/training.md",
+    *("docs/training.md", "docs/ci.md"),
 )
 
 
@@ -181,6 +182,29 @@ def test_the_commands_run_one_after_the_other(tmp_path):
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     assert {"report.html", "plan.json"} <= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.slow
+def test_the_test_of_a_users_own_passes(tmp_path):
+    readme.unpack(TEXT, tmp_path)
+    readme.unpack((readme.ROOT / "docs/ci.md").read_text(), tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{readme.ROOT}{os.pathsep}{tmp_path}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_workflow_is_one():
+    text = (readme.ROOT / "docs/ci.md").read_text()
+    (source,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    steps = yaml.safe_load(source)["jobs"]["plan"]["steps"]
+    install, check = steps[-1]["run"].splitlines()
+    assert check in OURS
+    assert PROJECT["project"]["urls"]["Source"] in install
 
 
 def test_labels_are_spread():
