@@ -119,7 +119,9 @@ def fit(
         str, typer.Option("--max", metavar="batch|seq", help="What to make largest.")
     ] = "batch",
     target: TargetName = None,
-    policies: PolicyNames = None,
+    policies: Annotated[
+        str, typer.Option("--policies", help="Names, by commas.")
+    ] = "none,save_dots,nothing",
     batch: Batch = None,
     seq: Seq = None,
     mesh: MeshAxes = None,
@@ -152,7 +154,7 @@ def fit(
                 build,
                 start=start or 1,
                 multiple_of=batch_step(loaded) if largest == "batch" else 128,
-                policies=split_policies(policies) or ("none", "save_dots", "nothing"),
+                policies=split_policies(policies) or (),
                 target=target,
                 budget=budget,
                 what=largest,
@@ -181,7 +183,10 @@ def plan(
     regions: RegionPatterns = None,
     optimizer: Optimizer = True,
     offload: Annotated[
-        bool, typer.Option("--offload/--no-offload", help="Whether values may move.")
+        bool,
+        typer.Option(
+            "--offload/--no-offload", help="Whether values may move to the host."
+        ),
     ] = True,
     compiler_option: CompilerOptions = None,
     output: Annotated[

@@ -23,7 +23,9 @@ TargetName = Annotated[
 ]
 PolicyNames = Annotated[
     str | None,
-    typer.Option("--policies", help="Comma-separated names; default: fourteen."),
+    typer.Option(
+        "--policies", help="Names or plan files, by commas; default: fourteen."
+    ),
 ]
 Batch = Annotated[int | None, typer.Option("--batch", help="Batch size.")]
 Seq = Annotated[int | None, typer.Option("--seq", help="Sequence length.")]
@@ -51,7 +53,9 @@ Optimizer = Annotated[
 ]
 Budget = Annotated[
     str | None,
-    typer.Option("--budget", help="Memory the step may use, as in 12GiB."),
+    typer.Option(
+        "--budget", help="Memory the step may use, as in 12GiB; default: all there is."
+    ),
 ]
 CompilerOptions = Annotated[
     list[str] | None,

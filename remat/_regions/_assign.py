@@ -19,8 +19,8 @@ from remat.policies import Policy, PolicyMap, as_policy, none
 HOW_TO_MAKE_A_REGION = (
     "Wrap a layer with jax.checkpoint, flax.linen.remat, flax.nnx.remat, "
     "equinox.filter_checkpoint or remat.remat to make one; the layer that a scan or "
-    "a loop repeats is the usual place. Or make them from outside: "
-    'remat.with_regions(fn, "scan"), --regions on the command line.'
+    "a loop repeats is the usual place. Or make them from outside, by regions= or "
+    '--regions: "scan", or a pattern of module paths such as "Block_*".'
 )
 
 

@@ -159,7 +159,7 @@ class _Rewriter:
     def rewrite_inside(
         self, eqn: jec.JaxprEqn, surveys: Sequence[Survey]
     ) -> jec.JaxprEqn:
-        if self.differs(surveys[0]) and runs_layers(eqn):
+        if runs_layers(eqn) and self.differs(surveys[0]):
             return self.rewrite_layers(eqn, surveys[0])
         vma = eqn.params.get("check_vma", self.check_vma)
         rewriter = dataclasses.replace(self, check_vma=vma)
