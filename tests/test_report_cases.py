@@ -8,6 +8,7 @@ that do not fit (`test_explain`, `test_report`); FLOPs of recompute in loops
 `test_unknown`); logits and optimizer state that rule the peak (`test_explain`).
 """
 
+import re
 from typing import Any
 
 import flax.linen as nn
@@ -63,8 +64,12 @@ def test_a_gpu_that_cannot_offload_names_the_value_and_the_scans():
 
 
 @pytest.mark.slow
-def test_a_tpu_that_offloads_less_is_told():
-    found = remat.explain(in_nested_scans, *NESTED_ARGS, target="v5e")
+def test_a_tpu_that_offloads_less_or_cannot_is_told():
+    try:
+        found = remat.explain(in_nested_scans, *NESTED_ARGS, target="v5e")
+    except CompileError as error:  # libtpu 0.0.50; 0.0.52 offloads a part
+        assert re.search(r"offloads r at test_report_cases.py:\d+ \(in", str(error))
+        return
     (short,) = [one for one in found.findings if one.code == "offload-short"]
     assert short.where == "r"
     assert "Of 192.0 MiB to be offloaded 48.0 MiB are on the host" in short.message

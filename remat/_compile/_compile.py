@@ -191,8 +191,8 @@ _HINTS = {
     "compile option": _OPTIONS,
     "setting option": _OPTIONS,
     "into flag": _OPTIONS,
-    # An offloaded value's layout, S(5), against one in device memory: 0.12.0.1, GPU.
-    "S(5)": "XLA for GPUs cannot offload out of a scan inside a scan: save these "
+    # An offloaded value's layout, S(5), against one in device memory: 0.12.0.1.
+    "S(5)": "XLA cannot offload out of a scan inside a scan like this: save these "
     "values, recompute them, or make one scan of the two. ",
     "libdevice": 'Parts of CUDA are missing; run: pip install "remat[targets]". ',
     "cuDNN": "cuDNN kernels need NVIDIA's libraries, and cannot be compiled for an "
