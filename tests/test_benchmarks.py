@@ -1,5 +1,6 @@
 """What measures can be found, started, and turned into tables."""
 
+import json
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.benchmarks import __main__ as command
 from tests.benchmarks import cpu_steps, policies
+from tests.benchmarks import pytorch_partitioner as partitioner
 from tests.benchmarks.cells import DOCS, RESULTS, shown_on
 
 
@@ -62,6 +64,14 @@ def test_table_marks_floors_and_what_does_not_fit():
     assert "| `none` | 2.00 GiB (does not fit) | 50 % fwd | 1.0 ms |" in table
     assert "| `nothing` ◀ | ≥ 1.00 GiB |" in table
     assert "save_dots" not in table
+
+
+def test_the_partitioners_table_is_what_its_file_says():
+    found = json.loads(partitioner.FILE.read_text())
+    assert partitioner.FILE.with_suffix(".md").read_text() == partitioner.markdown(
+        found
+    )
+    assert all(row["gflop"] <= row["pytorch_gflop"] for row in found["rows"])
 
 
 @pytest.mark.slow

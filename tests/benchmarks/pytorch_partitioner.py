@@ -9,17 +9,25 @@ input and the parameters not counted.
     python -m tests.benchmarks.pytorch_partitioner
 """
 
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from remat._compare._comparison import versions
 from remat._plan._graph import Graph, build_graph
 from remat._plan._prices import least_flops
 from remat._plan._solve import Choice, Solver
 from remat._regions._with_policy import find_regions
 from remat._targets._target import target
 
+FILE = Path(__file__).parent / "results" / "pytorch_partitioner.json"
+TORCH = "2.13"
 PYTORCH = {18: 111.7, 38: 94.5, 58: 77.3, 68: 68.7, 108: 34.4, 136: 8.6, 264: 0.0}
 """MiB saved to GFLOP recomputed, as PyTorch chooses."""
 B, T, D, H, F = 4, 1024, 1024, 16, 4096
@@ -66,14 +74,54 @@ def compare(graph: Graph) -> dict[int, Choice]:
     return {mib: solver.solve(mib * 2**20) for mib in PYTORCH}
 
 
-def main() -> None:
+def measure() -> dict[str, Any]:
+    """Both choices at each budget, as the file holds them."""
     graph = block_graph()
-    print(f"forward {graph.forward_matmul_flops / 1e9:.1f} GFLOP")
-    print("budget MiB  PyTorch GFLOP  ours MiB  ours GFLOP")
-    for mib, choice in compare(graph).items():
-        ours = choice.recompute_matmul_flops / 1e9
-        kept = choice.bytes / 2**20
-        print(f"{mib:10d}  {PYTORCH[mib]:13.1f}  {kept:8.1f}  {ours:10.1f}")
+    rows = [
+        {
+            "budget_mib": mib,
+            "pytorch_gflop": PYTORCH[mib],
+            "kept_mib": round(choice.bytes / 2**20, 1),
+            "gflop": round(choice.recompute_matmul_flops / 1e9, 1),
+        }
+        for mib, choice in compare(graph).items()
+    ]
+    return {
+        "schema": "remat.benchmark.pytorch_partitioner/1",
+        "command": "python -m tests.benchmarks pytorch_partitioner",
+        "versions": {**versions(), "torch": TORCH},
+        "forward_gflop": round(graph.forward_matmul_flops / 1e9, 1),
+        "rows": rows,
+    }
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """The table, with what it is of."""
+    of = found["versions"]
+    lines = [
+        "# PyTorch's partitioner and this planner on one block",
+        "",
+        f"GFLOP of matrix products recomputed, of {found['forward_gflop']} in a "
+        f"forward pass, where so many MiB may be kept. torch {of['torch']}, jax "
+        f"{of['jax']}; `{found['command']}`.",
+        "",
+        "| may keep | PyTorch recomputes | `remat` recomputes | and keeps |",
+        "|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row['budget_mib']} MiB | {row['pytorch_gflop']} | {row['gflop']} "
+        f"| {row['kept_mib']} MiB |"
+        for row in found["rows"]
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Writes both files and prints the table."""
+    found = measure()
+    FILE.write_text(json.dumps(found, indent=1) + "\n")
+    FILE.with_suffix(".md").write_text(markdown(found))
+    print(markdown(found))
 
 
 if __name__ == "__main__":
