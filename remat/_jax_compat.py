@@ -260,16 +260,21 @@ def scan_binders(eqn: jec.JaxprEqn) -> ScanBinders:
     )
 
 
-_FRAMEWORKS = ("/flax/", "/haiku/", "/equinox/", "/remat/_")
+_OURS = "/remat/_"
+_FRAMEWORKS = ("/flax/", "/haiku/", "/equinox/")
 
 
 def source_line(eqn: jec.JaxprEqn) -> str | None:
     """`"file.py:12"`: the user's innermost line that made an equation.
 
-    Frames of JAX and of the neural-network libraries are passed over, unless no
-    other is left.
+    Frames of JAX and of this library are passed over, and those of the neural-network
+    libraries unless no other is left.
     """
-    frames = list(_source_info_util.user_frames(eqn.source_info.traceback))
+    frames = [
+        frame
+        for frame in _source_info_util.user_frames(eqn.source_info.traceback)
+        if _OURS not in frame.file_name
+    ]
     if not frames:
         return None
     own = (f for f in frames if not any(part in f.file_name for part in _FRAMEWORKS))
