@@ -34,8 +34,8 @@ SECONDS = 450.0
 """For all of it."""
 STEPS_SECONDS = 4.0
 """Steps of one case."""
-CASE_SECONDS = 90.0
-"""All of one case; one that hangs shall not cost the others."""
+CASE_SHARE = 0.2
+"""Of the time, at most, for one case; one that hangs shall not cost the others."""
 DEVICE_SECONDS = 60.0
 """For jax to find the card."""
 PREDICT_SHARE = 0.6
@@ -114,7 +114,7 @@ def measured(
         path = out / f"{model}-{policy}-measured.json"
         beside = [one for one, child in predictions.items() if child.runs]
         row = Child.start("measure", path, environment, *args).wait(
-            min(clock.left, CASE_SECONDS)
+            min(clock.left, CASE_SHARE * clock.seconds)
         )
         # Compiles beside a case take cores from it, not the card.
         yield {"model": model, "policy": policy, "beside": beside, **row}, waiting
