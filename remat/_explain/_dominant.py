@@ -22,6 +22,8 @@ PADDING = 0.05
 """Share of the peak from which padding is worth a word."""
 ONE_KIND = 0.5
 """Share of the residuals from which one kind of value rules them."""
+NEARLY_ALL = 0.99
+"""A kind of residual of more leaves no rest to keep instead."""
 _MOST_ALIKE = 4
 """More values of one shape than these (logits, softmax, gradient) are those of layers.
 """
@@ -185,10 +187,11 @@ def _one_kind_of_residual(buffers: list[Buffer], live: int) -> Iterator[Finding]
     kinds: dict[tuple[str | None, str | None], list[Buffer]] = {}
     for one in kept:
         kinds.setdefault((one.source, one.primitive), []).append(one)
-    if len(kinds) < 2 or _bytes(kept) < RULES * live:
+    if not kinds or _bytes(kept) < RULES * live:
         return
     group = max(kinds.values(), key=_bytes)
-    if _bytes(group) < ONE_KIND * _bytes(kept):
+    share = _bytes(group) / _bytes(kept)
+    if not ONE_KIND <= share < NEARLY_ALL:
         return
     largest = max(group, key=lambda one: one.bytes)
     square = len(largest.shape) >= 3 and largest.shape[-1] == largest.shape[-2]
