@@ -3,7 +3,7 @@
 200 steps of gpt2-tiny under nothing recomputed, everything recomputed, and a plan for
 half of what that saves: speed and the last loss, beside those of the first. Then the
 largest difference between each family's logits and those `transformers` gave on the
-committed checkpoints. Two minutes.
+committed checkpoints. A minute on two cores.
 """
 
 import statistics
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _trained(name: str) -> tuple[float, float]:
-    """Loss at step 200 and the median speed after the first steps."""
+    """Loss at step 200, and the speed that a tenth of the steps reach."""
     rows: list[models.StepMetrics] = []
     policy = _plan() if name == "plan" else name
     with tempfile.TemporaryDirectory() as out:
@@ -43,7 +43,9 @@ def _trained(name: str) -> tuple[float, float]:
         models.train(
             "gpt2-tiny", out=out, policy=policy, on_step=rows.append, **options
         )
-    return rows[-1].loss, statistics.median(row.examples_per_s for row in rows[10:])
+    # What else the machine does slows steps down, and none up.
+    speeds = [row.examples_per_s for row in rows[10:]]
+    return rows[-1].loss, statistics.quantiles(speeds, n=10)[-1]
 
 
 def _plan() -> remat.Plan:
