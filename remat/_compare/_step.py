@@ -128,8 +128,9 @@ def _own_step(loss, step, args, kwargs, optimizer) -> Step:
 
 
 def _gradient_step(loss_of, value_and_grad, trainable, others, has_aux) -> Step:
-    def gradient_step(trainable: Any, others: Any) -> Any:
-        value, grads = value_and_grad(trainable, others)
+    # XLA calls buffers by these arguments' names, and reports show them.
+    def gradient_step(parameters: Any, batch: Any) -> Any:
+        value, grads = value_and_grad(parameters, batch)
         # The aux goes last: how many arrays it holds is not known before tracing.
         return (value[0], grads, value[1]) if has_aux else (value, grads)
 
@@ -155,10 +156,10 @@ def _optimizer_step(loss_of, value_and_grad, trainable, others, optimizer) -> St
         optimizer,
     )
 
-    def train_step(trainable: Any, opt_state: Any, others: Any) -> Any:
-        value, grads = value_and_grad(trainable, others)
-        updates, opt_state = optimizer.update(grads, opt_state, trainable)
-        return optax.apply_updates(trainable, updates), opt_state, value
+    def train_step(parameters: Any, opt_state: Any, batch: Any) -> Any:
+        value, grads = value_and_grad(parameters, batch)
+        updates, opt_state = optimizer.update(grads, opt_state, parameters)
+        return optax.apply_updates(parameters, updates), opt_state, value
 
     return Step(
         fn=train_step,
