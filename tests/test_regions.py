@@ -7,6 +7,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 import remat
+from remat import _jax_compat as compat
 from remat._regions._fingerprint import fingerprint
 from remat._regions._rewrite import rewrite_equations
 from remat._regions._with_policy import rewrite_regions
@@ -417,3 +418,18 @@ def test_many_layers_are_listed_once_each():
         return x
 
     assert len(remat.find_regions(jax.jit(deep), WS[0], X)) == 80
+
+
+def test_where_a_value_lies_is_no_part_of_a_fingerprint():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    placed = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    with jax.set_mesh(mesh):
+        moved = jax.make_jaxpr(lambda x: jnp.sin(jax.sharding.reshard(x, placed)) * x)(
+            jnp.ones(4)
+        )
+    plain = jax.make_jaxpr(lambda x: jnp.sin(x) * x)(jnp.ones(4))
+    primitives = [eqn.primitive.name for eqn in compat.open_jaxpr(moved).eqns]
+    assert "reshard" in primitives
+    assert fingerprint(compat.open_jaxpr(moved)) == fingerprint(
+        compat.open_jaxpr(plain)
+    )

@@ -63,6 +63,10 @@ def _body(
             results = [_read(atom, env) for atom in called.outvars]
             env.update(zip(eqn.outvars, results, strict=True))
             continue
+        if eqn.primitive.name == "reshard":
+            # Where a value lies is no part of what it is: NNX under a mesh, jax 0.10.
+            env.update(zip(eqn.outvars, operands, strict=True))
+            continue
         env.update((var, f"v{next(numbers)}") for var in eqn.outvars)
         types = " ".join(_type(var) for var in eqn.outvars)
         yield f"{types} = {_operation(eqn)} {' '.join(operands)}"
