@@ -42,6 +42,27 @@ class MadeBy(Selector):
 
 
 @dataclass(frozen=True, slots=True)
+class MadeByOrIn(MadeBy):
+    """Those too that a `custom_vjp` function makes with one of these primitives.
+
+    A derivative rule may call such a function again, as Pallas' flash attention does
+    for its statistics. Its derivative is then not asked for, so JAX shows the call to
+    a policy, and nothing of what is in it.
+    """
+
+    def matches(self, value: Value) -> bool:
+        function = value.params.get("call_jaxpr")
+        return value.primitive in self.wanted or (
+            value.primitive == "custom_vjp_call"
+            and function is not None
+            and any(eqn.primitive.name in self.wanted for eqn in function.eqns)
+        )
+
+    def __repr__(self) -> str:
+        return call_code("primitive", *sorted(self.wanted))
+
+
+@dataclass(frozen=True, slots=True)
 class Dots(MadeBy):
     """Results of matrix products and convolutions."""
 
@@ -128,6 +149,9 @@ class EveryNth(Selector):
 def primitive(*primitives: str) -> Selector:
     """Values that one of these primitives makes.
 
+    A `custom_vjp` function that a derivative rule calls counts as the primitives in
+    it: `primitive("pallas_call")` keeps what flash attention's kernel makes.
+
     Args:
         *primitives: Names, as a jaxpr prints them.
 
@@ -142,7 +166,8 @@ def primitive(*primitives: str) -> Selector:
         >>> policies.save(policies.primitive("exp", "reduce_max"))
         save(primitive('exp', 'reduce_max'))
     """
-    return MadeBy(frozenset(checked_strings("primitive", "primitive", primitives)))
+    names = checked_strings("primitive", "primitive", primitives)
+    return MadeByOrIn(frozenset(names))
 
 
 def dots() -> Selector:

@@ -12,7 +12,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 import remat
-from remat import models, policies
+from remat import models, policies, testing
 from remat.models import llama_nnx
 from remat.models._attention import attend
 
@@ -306,6 +306,19 @@ def test_flash_attention_holds_no_scores(name):
     # One kernel forward and two backward, in the one traced layer.
     assert [text.count(" = pallas_call[") for text in texts] == [3, 0]
     assert [",384,384]" in text for text in texts] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("policy", "n_again"),
+    [("nothing", 1), ("torchtitan_compute_ops", 0), ("everything", 0)],
+)
+def test_a_policy_that_keeps_kernels_keeps_flash_attention(policy, n_again):
+    # Its derivative rule calls a custom_vjp function again, for the statistics.
+    built = models.build(
+        "llama-tiny", attention="pallas", batch=1, seq=128, d_model=512, n_layers=1
+    )
+    expected = {"pallas_call": n_again}
+    testing.assert_recomputes(built.loss, policy, expected, *built.args)
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="cuDNN may be here")
