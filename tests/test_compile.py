@@ -155,7 +155,7 @@ def test_offload_from_a_nested_scan_on_gpu_says_what_to_do():
 
     ws = jax.ShapeDtypeStruct((4, 3, 64, 64), jnp.float32)
     x = jax.ShapeDtypeStruct((128, 64), jnp.float32)
-    with pytest.raises(CompileError, match="scan inside a scan: save"):
+    with pytest.raises(CompileError, match="scan inside a scan like this: save"):
         compiled(jax.grad(nested), (ws, x), "h200")
 
 

@@ -98,8 +98,8 @@ def test_a_plan_for_a_gpu_that_is_not_here():
     budget = between(scanned, "h100", 0.7)
     plan = remat.plan(scanned, WS, X, budget=budget, target="h100", model="toy")
     assert plan.peak_bytes <= budget and plan.target == "h100"
-    (choice,) = plan.choices  # one program for all layers of a scan
-    assert plan.regions[0].times == 6 and choice.kept
+    assert plan.regions[0].times == 6 and any(choice.kept for choice in plan.choices)
+    assert len(plan.choices) <= 2  # a scan of layers is cut into two at most
     text, page = str(plan), plan._repr_html_()
     assert "toy on h100" in text and "compiled" in text and "<table>" in page
 
