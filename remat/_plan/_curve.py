@@ -13,7 +13,7 @@ from remat._compare._measure import forward_flops
 from remat._files import write_text
 from remat._plan._choose import Allotment
 from remat._plan._errors import PlanError
-from remat._plan._kinds import SECONDS, Kind, by_kind_sum, same, solve_all
+from remat._plan._kinds import Kind, by_kind_sum, same, solve_all
 from remat._plan._meter import Candidate, Meter
 from remat._plan._named import named_candidates
 from remat._plan._opened import open_loss
@@ -188,7 +188,7 @@ def frontier(
 
 def _points(kinds: Sequence[Kind], n: int) -> list[Allotment]:
     """Optima at evenly spread budgets, without those that are the same."""
-    nothing = same(kinds, lambda k: evaluate(k.graph, SECONDS, frozenset()))
+    nothing = same(kinds, lambda k: evaluate(k.graph, k.prices, frozenset()))
     everything = same(kinds, lambda kind: kind.everything)
     budgets = [round(everything.bytes * i / (n - 1)) for i in range(1, n - 1)]
     between = [solve_all(kinds, budget) for budget in budgets]

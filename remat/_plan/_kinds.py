@@ -13,16 +13,12 @@ from remat._plan._choose import Allotment, Share, Stack, choose
 from remat._plan._costs import Rates
 from remat._plan._frontier import Frontier, frontier
 from remat._plan._graph import Graph, GraphError, build_graph
-from remat._plan._prices import Prices, least_time
+from remat._plan._prices import Prices, least_recompute, least_time
 from remat._plan._solve import Choice, Solver, choice_of, evaluate
 from remat._regions._region import Region
 from remat._regions._split_layers import Layers
 from remat._targets._target import Target
 from remat.policies import Policy
-
-SECONDS = Prices(second=1.0)
-"""What a plan minimizes: the time of what runs twice. Memory within the budget is
-free, so keeping has no price."""
 
 MAX_POINTS = 24
 """Points of a frontier that `choose` picks from; the rest is refined exactly."""
@@ -91,16 +87,21 @@ class Kind:
             body = [region.index for _, region in group]
             yield from body * self.n_layers
 
+    @property
+    def prices(self) -> Prices:
+        """What a plan minimizes: the time of what runs twice, and of transfers."""
+        return least_recompute(self.rates)
+
     @functools.cached_property
     def solver(self) -> Solver:
         """The integer program of one region."""
-        return Solver(self.graph, SECONDS)
+        return Solver(self.graph, self.prices)
 
     @functools.cached_property
     def everything(self) -> Choice:
         """The choice that recomputes nothing, all of it in device memory."""
         size = sum(value.bytes for value in self.graph.values)
-        all_kept = evaluate(self.graph, SECONDS, self.graph.ids())
+        all_kept = evaluate(self.graph, self.prices, self.graph.ids())
         return self.solver.solve(size, max_flops=all_kept.recompute_flops)
 
     @functools.cached_property
@@ -108,7 +109,7 @@ class Kind:
         """The choices of one region at all budgets."""
         return frontier(
             self.graph,
-            SECONDS,
+            self.prices,
             max_points=MAX_POINTS,
             host_bytes=self.host_bytes,
             least_host_bytes=LEAST_HOST_BYTES,
@@ -151,7 +152,8 @@ class Kind:
             max_flops=than.recompute_flops,
             time_limit_s=SOLVE_S,
         )
-        return dataclasses.replace(found, price=found.recompute_s)
+        moved = self.prices.host_byte * found.host_bytes
+        return dataclasses.replace(found, price=found.recompute_s + moved)
 
     def seconds_of(self, choice: Choice) -> float:
         """Time of recomputing and of keeping in one run, by the model."""
@@ -162,7 +164,7 @@ class Kind:
         """What follows from a named policy."""
         region = self.regions[0]
         table = decisions(policy, region.jaxpr, region_path=region.path)
-        return choice_of(self.graph, SECONDS, table)
+        return choice_of(self.graph, self.prices, table)
 
     def alike(self, choice: Choice) -> tuple[Share, ...]:
         """All copies with one choice."""

@@ -18,7 +18,7 @@ from typing import Any
 from remat._compile._compile import CompileError
 from remat._plan._choose import Allotment
 from remat._plan._judge import best_of, faster_note, step_s, too_small
-from remat._plan._kinds import SECONDS, Kind, same, solve_all
+from remat._plan._kinds import Kind, same, solve_all
 from remat._plan._meter import Candidate, Measured, Meter
 from remat._plan._modelled import Modelled
 from remat._plan._named import Named, near_budget
@@ -123,7 +123,7 @@ class ClosedLoop:
     # --- the ends
 
     def _ends(self) -> tuple[Measured, Measured | None]:
-        none_kept = same(self.kinds, lambda k: evaluate(k.graph, SECONDS, frozenset()))
+        none_kept = same(self.kinds, lambda k: evaluate(k.graph, k.prices, frozenset()))
         all_kept = same(self.kinds, lambda kind: kind.everything)
         nothing = Candidate(label="nothing", allotment=none_kept, is_named=True)
         everything = Candidate(

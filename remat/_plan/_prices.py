@@ -18,6 +18,8 @@ class Prices:
     """Of a FLOP recomputed in matrix products, convolutions and kernels."""
     kept_byte: float = 0.0
     """Of a byte kept, on the device or on the host."""
+    host_byte: float = 0.0
+    """Of a byte moved to the host and back, besides."""
 
     def of(self, equation: Equation) -> float:
         """The price of running an equation once more."""
@@ -26,6 +28,15 @@ class Prices:
             + self.flop * equation.flops
             + self.matmul_flop * equation.matmul_flops
         )
+
+
+def least_recompute(rates: Rates) -> Prices:
+    """Seconds of recomputing, and of device memory that a transfer reads and writes.
+
+    Keeping is free. Without the price of transfers, what costs next to nothing to
+    compute again would be moved wherever the host link is idle.
+    """
+    return Prices(second=1.0, host_byte=KEEP_PASSES / rates.bandwidth_bytes_s)
 
 
 def least_time(rates: Rates, *, scanned: bool = False) -> Prices:

@@ -170,7 +170,8 @@ class _Program:
                 objective[column] = scale * self.problem.nodes[number].price
             else:
                 size = self.problem.items[number].bytes
-                kept = scale * prices.kept_byte * size
+                moved = prices.host_byte if kind == "o" else 0.0
+                kept = scale * (prices.kept_byte + moved) * size
                 objective[column] = kept + _TIE * size / all_bytes
         return objective
 

@@ -170,7 +170,9 @@ def evaluate(
         recompute_flops=sum(e.flops for e in twice),
         recompute_matmul_flops=sum(e.matmul_flops for e in twice),
         recompute_s=sum(e.seconds for e in twice),
-        price=sum(map(prices.of, twice)) + prices.kept_byte * kept_bytes,
+        price=sum(map(prices.of, twice))
+        + prices.kept_byte * kept_bytes
+        + prices.host_byte * moved,
     )
 
 

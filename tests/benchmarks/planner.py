@@ -17,7 +17,8 @@ from remat._compare._measure import Setup, prepare
 from remat._compare._step import build_step
 from remat._plan._apply import apply_treatments, table_of
 from remat._plan._graph import build_graph
-from remat._plan._kinds import SECONDS, by_layer, find_kinds, same, solve_all
+from remat._plan._kinds import by_layer, find_kinds, same, solve_all
+from remat._plan._prices import least_recompute
 from remat._plan._solve import Solver
 from remat._regions._with_policy import find_regions
 
@@ -41,7 +42,7 @@ def region(loss: Callable[..., Any], *args: Any) -> None:
     print(
         f"  {first.n_equations} equations traced, {len(graph.equations)} in the graph"
     )
-    solver = timed("presolve", Solver, graph, SECONDS)
+    solver = timed("presolve", Solver, graph, least_recompute(device))
     size = sum(value.bytes for value in graph.values if value.id)
     for share in (0.1, 0.3, 0.6):
         timed(f"solve at {share:.0%} of all bytes", solver.solve, int(share * size))
