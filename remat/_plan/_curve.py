@@ -170,7 +170,7 @@ def frontier(
             kept_bytes=one.bytes,
             host_bytes=one.host_bytes,
             recompute_flops=int(by_kind_sum(opened.kinds, one, "recompute_flops")),
-            recompute_s=one.price,
+            recompute_s=by_kind_sum(opened.kinds, one, "recompute_s"),
         )
 
     unwrapped = with_policy(loss, "none")

@@ -185,7 +185,7 @@ def _named(loop: ClosedLoop) -> tuple[NamedFigures, ...]:
             recompute_flops=int(
                 by_kind_sum(loop.kinds, named.allotment, "recompute_flops")
             ),
-            recompute_s=named.allotment.price,
+            recompute_s=by_kind_sum(loop.kinds, named.allotment, "recompute_s"),
         )
         for named in loop.named()
     ]

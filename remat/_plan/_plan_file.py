@@ -102,7 +102,7 @@ class NamedFigures:
     host_bytes: int
     recompute_flops: int
     recompute_s: float
-    """Time of what runs twice, and of what transfers read and write, by the model."""
+    """Time of what runs twice, by the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
