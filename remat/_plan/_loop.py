@@ -383,7 +383,7 @@ class ClosedLoop:
         goal = self._modelled(best.candidate.allotment)
         most = dataclasses.replace(goal, seconds=goal.seconds - late_s)
         within = next_kept_bytes(self._samples(), self.budget_bytes, self._margin())
-        for kept in (within, best.candidate.allotment.bytes):
+        for kept in (best.candidate.allotment.bytes, within):
             found = None if kept is None else self._pool.mix(kept, most)
             if found is None or found.key in self._tried():
                 continue
