@@ -35,8 +35,9 @@ quick = settings(
 )
 
 
-def make_graph(equations, sizes, named, required) -> Graph:
+def make_graph(equations, sizes, named, required, keep_s=None) -> Graph:
     """A graph from (operands, results, seconds, forward); value 0 is a free input."""
+    keep_s = keep_s or {}
     producer = {r: e for e, (_, results, _, _) in enumerate(equations) for r in results}
     return Graph(
         values=tuple(
@@ -44,6 +45,7 @@ def make_graph(equations, sizes, named, required) -> Graph:
                 id=f"v{v}" if v in named and v in producer else None,
                 bytes=size,
                 producer=producer.get(v),
+                keep_s=keep_s.get(v, 0.0),
             )
             for v, size in enumerate(sizes)
         ),
@@ -86,8 +88,13 @@ def graphs(draw, max_values=12):
     required = draw(st.sets(st.sampled_from(list(values)), min_size=1, max_size=4))
     named = draw(st.sets(st.sampled_from(list(values)), min_size=1))
     forward = _ancestors(equations, outputs)
+    dear = draw(st.sets(st.sampled_from(list(values)), max_size=3))
     return make_graph(
-        [(*e, n in forward) for n, e in enumerate(equations)], sizes, named, required
+        [(*e, n in forward) for n, e in enumerate(equations)],
+        sizes,
+        named,
+        required,
+        keep_s={v: float(draw(st.integers(1, 10))) for v in dear},
     )
 
 

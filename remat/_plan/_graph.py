@@ -29,6 +29,7 @@ from remat._naming._naming import name_region
 from remat._naming._settle import is_inexact
 from remat._plan._costs import Rates, array_bytes, equation_cost, equation_seconds
 from remat._plan._flow import Flow, FlowEquation, flow_of
+from remat._plan._statistics import apart_seconds
 
 
 class GraphError(ValueError):
@@ -46,6 +47,8 @@ class Value:
     producer: int | None
     """Position of the equation that makes it; None for what is always there (region
     inputs, and results of equations with side effects, which run only once)."""
+    keep_s: float = 0.0
+    """Time that keeping it adds on the target, beside the traffic of its bytes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,6 +228,7 @@ class _Assembly:
     def _values(self, position_of: Mapping[int, int]) -> list[Value]:
         producer = self.flow.producers()
         ids = self._ids()
+        apart = apart_seconds(self.flow, self.rates)
         values = []
         for number, value in enumerate(self.flow.values):
             position = producer.get(number)
@@ -237,6 +241,7 @@ class _Assembly:
                     else None,
                     bytes=value.copies * array_bytes(value.aval),
                     producer=None if position is None else position_of.get(position),
+                    keep_s=apart.get(number, 0.0),
                 )
             )
         for position in self.whole.values():

@@ -153,12 +153,13 @@ class Kind:
             time_limit_s=SOLVE_S,
         )
         moved = self.prices.host_byte * found.host_bytes
-        return dataclasses.replace(found, price=found.recompute_s + moved)
+        price = found.recompute_s + found.keep_s + moved
+        return dataclasses.replace(found, price=price)
 
     def seconds_of(self, choice: Choice) -> float:
         """Time of recomputing and of keeping in one run, by the model."""
-        kept = choice.bytes + choice.host_bytes
-        return choice.recompute_s + self.time_solver.prices.kept_byte * kept
+        kept = self.time_solver.prices.kept_byte * (choice.bytes + choice.host_bytes)
+        return choice.recompute_s + choice.keep_s + kept
 
     def choice_of(self, policy: Policy) -> Choice:
         """What follows from a named policy."""

@@ -33,11 +33,15 @@ class Node:
 
 @dataclasses.dataclass(slots=True)
 class Item:
-    """A value that may be kept, or must be made again."""
+    """A value that may be kept, or must be made again.
+
+    Its price is of keeping it, beside that of its bytes.
+    """
 
     bytes: int
     producer: int
     can_keep: bool
+    price: float
     required: bool
     readers: set[int]
 
@@ -80,6 +84,7 @@ def _whole(graph: Graph, prices: Prices) -> Problem:
             bytes=value.bytes,
             producer=value.producer,
             can_keep=value.id is not None,
+            price=prices.second * value.keep_s,
             required=v in required,
             readers=set(),
         )
@@ -134,7 +139,7 @@ def _alias(problem: Problem, w: int) -> set[int]:
         return set()
     (u,) = node.operands
     source = problem.items[u]
-    if item.can_keep and not (source.can_keep and source.bytes <= item.bytes):
+    if item.can_keep and not _no_worse_kept(source, item):
         return set()
     source.required |= item.required
     source.readers.discard(item.producer)
@@ -178,8 +183,11 @@ def _better_kept_after(problem: Problem, item: Item, reader: Node) -> bool:
     if len(reader.results) != 1:
         return False
     (w,) = reader.results
-    after = problem.items[w]
-    return after.can_keep and after.bytes <= item.bytes
+    return _no_worse_kept(problem.items[w], item)
+
+
+def _no_worse_kept(one: Item, other: Item) -> bool:
+    return one.can_keep and one.bytes <= other.bytes and one.price <= other.price
 
 
 def _around(problem: Problem, nodes: Iterable[int]) -> set[int]:

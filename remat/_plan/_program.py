@@ -10,7 +10,7 @@ backward), which leaves one question a value and one an equation:
     for each equation e and operand p of it:    y_e <= x_p + o_p + y(def p)
     sum bytes x <= device budget                sum bytes o <= host budget
     sum FLOPs y <= limit, where there is one
-    minimize  sum price y  +  price of keeping * bytes (x + o)
+    minimize  sum price y  +  sum price of keeping (x + o)
 
 What a derivative rule makes runs once whether kept or not, so it costs only where both
 passes run it: `f_e` says that the forward pass does, and the price is of y_e + f_e - 1.
@@ -169,10 +169,10 @@ class _Program:
             if kind in "yf":
                 objective[column] = scale * self.problem.nodes[number].price
             else:
-                size = self.problem.items[number].bytes
-                moved = prices.host_byte if kind == "o" else 0.0
-                kept = scale * (prices.kept_byte + moved) * size
-                objective[column] = kept + _TIE * size / all_bytes
+                item = self.problem.items[number]
+                byte = prices.kept_byte + (prices.host_byte if kind == "o" else 0.0)
+                kept = scale * (item.price + byte * item.bytes)
+                objective[column] = kept + _TIE * item.bytes / all_bytes
         return objective
 
     def _constraints(self) -> list[scipy.optimize.LinearConstraint]:

@@ -33,6 +33,8 @@ class Choice:
     """Of these, matrix products, convolutions and kernels."""
     recompute_s: float
     """Time of what is done twice, on the target."""
+    keep_s: float = 0.0
+    """Time that keeping adds, beside the traffic of the kept bytes."""
     price: float
     """What was minimized."""
     optimal: bool = False
@@ -162,6 +164,7 @@ def evaluate(
     on_host = {v for v in kept if graph.values[v].id not in saved}
     kept_bytes = sum(graph.values[v].bytes for v in kept)
     moved = sum(graph.values[v].bytes for v in on_host)
+    keep_s = sum(graph.values[v].keep_s for v in kept)
     return Choice(
         saved=frozenset(i for v in kept - on_host if (i := graph.values[v].id)),
         offloaded=frozenset(i for v in on_host if (i := graph.values[v].id)),
@@ -170,7 +173,9 @@ def evaluate(
         recompute_flops=sum(e.flops for e in twice),
         recompute_matmul_flops=sum(e.matmul_flops for e in twice),
         recompute_s=sum(e.seconds for e in twice),
+        keep_s=keep_s,
         price=sum(map(prices.of, twice))
+        + prices.second * keep_s
         + prices.kept_byte * kept_bytes
         + prices.host_byte * moved,
     )
