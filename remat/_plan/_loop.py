@@ -31,6 +31,8 @@ MAX_COMPILES = 8
 """Most full compiles for one plan."""
 CLOSE = 0.03
 """A peak this share below the budget is close enough."""
+USED = 0.01
+"""A policy's peak this share below the budget may be what the budget is made for."""
 N_FIRST = 4
 """Full compiles after which named policies have their turn."""
 N_NAMED = 3
@@ -319,6 +321,10 @@ class ClosedLoop:
             budget_bytes=self.budget_bytes,
             predict=lambda kept_bytes: predict_peak(samples, kept_bytes),
             beside=[self._modelled(m.candidate.allotment) for m in self._fitting()],
+            is_used=any(
+                m.candidate.is_named and m.peak_bytes >= (1 - USED) * self.budget_bytes
+                for m in self._fitting()
+            ),
         )
 
     def _tried(self) -> set[Any]:

@@ -61,6 +61,7 @@ def near_budget(
     budget_bytes: int,
     predict: Callable[[int], float],
     beside: Sequence[Modelled],
+    is_used: bool,
 ) -> list[tuple[Named, float]]:
     """Named policies that may use a budget as well as a plan does.
 
@@ -71,19 +72,22 @@ def near_budget(
         predict: From the bytes that regions keep to the peak.
         beside: What is compiled and fits. Who is worse than one of these, by the
             model, is left out, unless the budget may be its very peak.
+        is_used: Whether the budget is the peak of a policy that is compiled. Who is
+            predicted to take more is left out then.
 
     Returns:
         The policies and their peaks, the one nearest to the budget first.
     """
     room = sum(kind.host_bytes * kind.n_copies * kind.times for kind in kinds)
+    most = 1 if is_used else 1 + ERROR
     found = []
     for one in named:
         peak = predict(one.allotment.bytes)
         share = peak / budget_bytes
-        if one.allotment.host_bytes > room or not FULL - ERROR <= share <= 1 + ERROR:
+        if one.allotment.host_bytes > room or not FULL - ERROR <= share <= most:
             continue
         modelled = Modelled.of(kinds, one.allotment)
         is_beaten = any(other.no_worse(modelled) for other in beside)
-        if abs(share - 1) <= ERROR / 2 or not is_beaten:
+        if share >= 1 - ERROR / 2 or not is_beaten:
             found.append((one, peak))
     return sorted(found, key=lambda pair: abs(budget_bytes - pair[1]))
