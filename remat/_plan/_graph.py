@@ -228,7 +228,7 @@ class _Assembly:
     def _values(self, position_of: Mapping[int, int]) -> list[Value]:
         producer = self.flow.producers()
         ids = self._ids()
-        apart = apart_seconds(self.flow, self.rates)
+        apart = apart_seconds(self.flow, self.linear, self.rates)
         values = []
         for number, value in enumerate(self.flow.values):
             position = producer.get(number)
