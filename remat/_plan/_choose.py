@@ -192,7 +192,7 @@ class _Knapsack:
         taken = np.concatenate([np.eye(n), -np.diag(self.limits)], axis=1)
         linear = scipy.optimize.LinearConstraint
         return [
-            *(self._limited(limit) for limit in self.extra),
+            *(self._limited(lim) for lim in self.extra if math.isfinite(lim.most)),
             linear(np.concatenate([owner, 0 * owner], axis=1), n_copies, n_copies),
             linear(fits, -np.inf, self.budget_bytes / unit * (1 + 1e-12)),
             linear(taken, -np.inf, 0),

@@ -14,7 +14,7 @@ from remat._plan._costs import Rates
 from remat._plan._frontier import Frontier, frontier
 from remat._plan._graph import Graph, GraphError, build_graph
 from remat._plan._prices import Prices, least_recompute, least_time
-from remat._plan._solve import Choice, Solver, choice_of, evaluate
+from remat._plan._solve import BudgetError, Choice, Solver, choice_of, evaluate
 from remat._regions._region import Region
 from remat._regions._split_layers import Layers
 from remat._targets._target import Target
@@ -145,11 +145,25 @@ class Kind:
 
         Keeping has a price here, so it may keep far less than another choice does.
         """
+        host_bytes = min(self.host_bytes, than.host_bytes)
+        return self._fastest(than.bytes, host_bytes, than.recompute_flops)
+
+    def lighter(self, than: Choice) -> Choice | None:
+        """The fastest that leaves to the host what it takes, at no more FLOPs."""
+        n_bytes = than.bytes + than.host_bytes - self.host_bytes
+        if not self.host_bytes or n_bytes < 0:
+            return None
+        try:
+            return self._fastest(n_bytes, self.host_bytes, than.recompute_flops)
+        except BudgetError:
+            return None
+
+    def _fastest(self, n_bytes: int, host_bytes: int, max_flops: float) -> Choice:
         found = self.time_solver.solve(
-            than.bytes,
-            host_bytes=min(self.host_bytes, than.host_bytes),
+            n_bytes,
+            host_bytes=host_bytes,
             least_host_bytes=LEAST_HOST_BYTES,
-            max_flops=than.recompute_flops,
+            max_flops=max_flops,
             time_limit_s=SOLVE_S,
         )
         moved = self.prices.host_byte * found.host_bytes
@@ -158,8 +172,10 @@ class Kind:
 
     def seconds_of(self, choice: Choice) -> float:
         """Time of recomputing and of keeping in one run, by the model."""
-        kept = self.time_solver.prices.kept_byte * (choice.bytes + choice.host_bytes)
-        return choice.recompute_s + choice.keep_s + kept
+        prices = self.time_solver.prices
+        kept = prices.kept_byte * (choice.bytes + choice.host_bytes)
+        moved = prices.host_byte * choice.host_bytes
+        return choice.recompute_s + choice.keep_s + kept + moved
 
     def choice_of(self, policy: Policy) -> Choice:
         """What follows from a named policy."""

@@ -44,30 +44,41 @@ class Pool:
         room = [choice for choice in given if choice.host_bytes <= kind.host_bytes]
         distinct = {
             (choice.saved, choice.offloaded): choice
-            for choice in (*room, *map(kind.faster, room))
+            for choice in (*room, *map(kind.faster, room), *map(kind.lighter, room))
+            if choice is not None
         }
         return tuple(sorted(distinct.values(), key=lambda choice: choice.bytes))
 
-    def mix(self, kept_bytes: int, most: Modelled) -> Allotment | None:
+    def mix(
+        self, kept_bytes: int, most: Modelled, *, fastest: bool = False
+    ) -> Allotment | None:
         """The mix of least recompute within limits; None where there is none.
 
         Args:
             kept_bytes: Most bytes for all regions to keep.
             most: Most FLOPs and seconds.
+            fastest: Whether it is the one of least time instead.
         """
+        if kept_bytes < 0:
+            return None
         limits = [
-            Limit(of=lambda _, choice: choice.recompute_flops, most=most.flops),
-            Limit(
-                of=lambda i, choice: self.kinds[i].seconds_of(choice), most=most.seconds
-            ),
+            Limit(of=_flops, most=most.flops),
+            Limit(of=self._seconds, most=most.seconds),
         ]
         try:
             return choose(
                 self._stacks,
                 kept_bytes,
                 limits=limits,
-                price=lambda _, choice: choice.recompute_flops,
+                price=self._seconds if fastest else _flops,
                 time_limit_s=SOLVE_S,
             )
         except BudgetError:
             return None
+
+    def _seconds(self, i: int, choice: Choice) -> float:
+        return self.kinds[i].seconds_of(choice)
+
+
+def _flops(i: int, choice: Choice) -> float:
+    return choice.recompute_flops

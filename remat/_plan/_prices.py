@@ -42,7 +42,9 @@ def least_recompute(rates: Rates) -> Prices:
 def least_time(rates: Rates, *, scanned: bool = False) -> Prices:
     """Seconds: of recomputing, and of the memory traffic that keeping takes."""
     passes = SCANNED_KEEP_PASSES if scanned else KEEP_PASSES
-    return Prices(second=1.0, kept_byte=passes / rates.bandwidth_bytes_s)
+    return dataclasses.replace(
+        least_recompute(rates), kept_byte=passes / rates.bandwidth_bytes_s
+    )
 
 
 def least_flops() -> Prices:
