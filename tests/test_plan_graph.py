@@ -211,3 +211,20 @@ def test_times_and_flops_follow_the_target():
     graph = graph_of(lambda x, w: jnp.sin(x @ w), big, big)
     assert graph.forward_matmul_flops == 2 * 1024**3
     assert graph.forward_s >= 2 * 1024**3 / V5E.flops_bf16
+
+
+def test_what_only_a_fused_kernel_holds_has_a_price_on_gpus():
+    """XLA for GPUs makes one kernel of a softmax, which keeping its parts takes apart;
+    the product that it reads and the probabilities that it writes are free."""
+
+    def attention(w, x):
+        scores = jnp.where(x > 0, x @ w, -1e9)
+        return jax.nn.softmax(scores.astype(jnp.float32)) @ w
+
+    args = jnp.ones((64, 64)), jnp.ones((32, 64))
+    on_gpu = build_graph(region_jaxpr(attention, *args), target("h100"))
+    dear = {value.id for value in on_gpu.values if value.id and value.keep_s}
+    assert {"reduce_max", "sub", "exp", "reduce_sum", "select_n"} <= dear
+    assert not dear & {"dot_general", "div", "dot_general.2"}
+    on_tpu = build_graph(region_jaxpr(attention, *args), V5E)
+    assert not any(value.keep_s for value in on_tpu.values)

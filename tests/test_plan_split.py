@@ -180,6 +180,11 @@ def test_a_mix_is_no_worse_than_what_it_is_to_beat():
         found = pool.mix(named[name].bytes, goal)
         assert found is not None and found.bytes <= named[name].bytes
         assert Modelled.of(kinds, found).no_worse(goal), name
+        fastest = pool.mix(named[name].bytes, goal, fastest=True)
+        assert fastest is not None
+        modelled = Modelled.of(kinds, fastest)
+        assert modelled.no_worse(goal), name
+        assert modelled.seconds <= (1 + 1e-6) * Modelled.of(kinds, found).seconds
     nowhere = dataclasses.replace(goal, flops=-1.0)
     assert pool.mix(named["none"].bytes, nowhere) is None
 
@@ -189,9 +194,14 @@ def test_named_policies_near_a_budget_are_candidates():
     named = named_candidates(kinds)
     kept = {n: one.allotment.bytes for one in named for n in one.names}
 
-    def near(budget, beside=()):
+    def near(budget, beside=(), is_used=False):
         found = near_budget(
-            kinds, named, budget_bytes=budget, predict=float, beside=beside
+            kinds,
+            named,
+            budget_bytes=budget,
+            predict=float,
+            beside=beside,
+            is_used=is_used,
         )
         return [one.names[0] for one, _ in found]
 
@@ -203,3 +213,5 @@ def test_named_policies_near_a_budget_are_candidates():
     # Its very peak may be the budget: then it is compiled whatever the model says.
     assert near(budget, [best]) and set(near(budget, [best])) <= set(near(budget))
     assert first not in near(int(budget / 0.95), [best])
+    # What may take more than the budget, unless the budget is a policy's own.
+    assert first in near(budget - 1) and first not in near(budget - 1, is_used=True)
