@@ -18,7 +18,7 @@ import argparse
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,12 @@ from remat._files import write_text
 from remat._plan._choose import Allotment
 from remat._plan._kinds import by_kind_sum, estimated_s, faster, solve_all
 from remat._plan._meter import Candidate, Measured
+from remat._plan._modelled import Modelled
 from remat._plan._named import Named, named_candidates
 from remat._plan._opened import Opened, open_loss
+from remat._plan._pool import Pool
 from remat._regions._with_policy import with_policy
-from tests.benchmarks.dominance_table import compiled, markdown
+from tests.benchmarks.dominance_table import champion, compiled, markdown
 
 RESULTS = Path(__file__).parent / "results" / "dominance"
 TABLE = RESULTS.parent / "dominance.md"
@@ -42,10 +44,32 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2-xl": {},
     "llama-3.2-1b": {},
     "vit-b16-1024": {},
-    "mixtral-8x7b": {"n_layers": 4},
+    "mixtral-8x7b": {
+        "n_layers": 4,
+        "d_model": 1024,
+        "d_mlp": 3584,
+        "n_heads": 16,
+        "n_kv_heads": 4,
+        "seq": 2048,
+        "batch": 2,
+    },
 }
-"""Presets, and how they differ from them: four of Mixtral's layers fit a device."""
+"""Presets, and how they differ from them: of Mixtral, what one device holds."""
 TARGETS = ("v5e", "v5p", "v6e", "a100-80gb", "h100")
+FSDP: dict[str, Any] = {"mesh": "fsdp=4"}
+ON_TPU: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
+    ("gpt2-xl", "v5e"): ("v5e:2x2", {**FSDP, "batch": 4}),
+    ("gpt2-xl", "v6e"): ("v6e:2x2", {**FSDP, "batch": 8}),
+    ("gpt2-xl", "v5p"): ("v5p", {"batch": 4}),
+    ("llama-3.2-1b", "v5e"): ("v5e:2x2", {**FSDP, "batch": 4, "seq": 1024}),
+    ("llama-3.2-1b", "v6e"): ("v6e", {"batch": 2, "seq": 1024}),
+    ("llama-3.2-1b", "v5p"): ("v5p", {"batch": 4, "seq": 2048}),
+    ("vit-b16-1024", "v5e"): ("v5e", {"batch": 1}),
+    ("vit-b16-1024", "v6e"): ("v6e", {"batch": 1}),
+    ("vit-b16-1024", "v5p"): ("v5p", {"batch": 4}),
+}
+"""Where a TPU has no room for a preset (its compiler refuses what does not fit, and
+gives no figures): the devices, and the sizes that most policies fit with."""
 MAX_POINTS = 10
 """Compiled points of a frontier, its two ends included."""
 
@@ -60,8 +84,13 @@ class Cell:
             self.data = json.loads(self.path.read_text())
         for part in ("named", "points", "plans"):
             self.data.setdefault(part, {})
-        self.built = remat.models.build(model, **MODELS[model])
-        self.options = {"target": target, "optimizer": optax.adamw(1e-3)}
+        place, sizes = ON_TPU.get((model, target), (target, {}))
+        sizes = {**MODELS[model], **sizes}
+        self.built = remat.models.build(
+            model, target=place if "mesh" in sizes else None, **sizes
+        )
+        self.data["place"], self.data["sizes"] = place, sizes
+        self.options = {"target": place, "optimizer": optax.adamw(1e-3)}
         self.opened = self._open()
         unwrapped = with_policy(self.built.loss, "none")
         setup = self.opened.meter.setup
@@ -126,14 +155,32 @@ class Cell:
 
     def compile_points(self) -> None:
         """The ends, and up to eight choices that are better than policies."""
-        by_name = {named.names[0]: named.allotment for named in self.named()}
+        points, named = self.data["points"], compiled(self.data["named"])
         for name in ("nothing", "none"):
-            self.data["points"][name] = self.data["named"][name]
-        for name in cover(by_name, self._improved, MAX_POINTS - 2):
-            found = faster(self.opened.kinds, by_name[name])
-            self.compile("points", name, found)
-
+            points[name] = self.data["named"][name]
+        by_name = {one.names[0]: one.allotment for one in self.named()}
+        unbeaten = {
+            name: by_name[name]
+            for name, policy in named.items()
+            if champion(points, policy) is policy
+        }
+        found = self._candidates(by_name)
+        beats = {label: self._beaten(one, unbeaten) for label, one in found.items()}
+        for label in cover(beats, MAX_POINTS - len(points)):
+            self.compile("points", label, found[label])
         self._fill_gaps()
+
+    def _candidates(self, by_name: Mapping[str, Allotment]) -> dict[str, Allotment]:
+        """For each policy, what is faster, and what recomputes less."""
+        kinds = self.opened.kinds
+        pool = Pool(kinds, tuple(by_name.values()))
+        found = {}
+        for name, given in by_name.items():
+            found[name] = faster(kinds, given)
+            mix = pool.mix(given.bytes, Modelled.of(kinds, given))
+            if mix is not None:
+                found[f"{name}, less"] = mix
+        return found
 
     def _fill_gaps(self) -> None:
         """Points between those furthest apart, where layers are split."""
@@ -149,16 +196,18 @@ class Cell:
                 return
             self.compile("points", label, found)
 
-    def _improved(self, name: str, allotments: Mapping[str, Allotment]) -> set[str]:
-        """The policies that what is faster than one of them beats, by the model."""
-        found = self._modelled(faster(self.opened.kinds, allotments[name]))
+    def _beaten(
+        self, found: Allotment, allotments: Mapping[str, Allotment]
+    ) -> set[str]:
+        """The policies that a choice beats, by the model."""
+        ours = self._modelled(found)
         return {
-            other
-            for other, given in allotments.items()
-            if all(a <= b for a, b in zip(found, self._modelled(given), strict=True))
+            name
+            for name, given in allotments.items()
+            if all(a <= b for a, b in zip(ours, self._modelled(given), strict=True))
             and any(
                 a < (1 - 1e-3) * b
-                for a, b in zip(found, self._modelled(given), strict=True)
+                for a, b in zip(ours, self._modelled(given), strict=True)
             )
         }
 
@@ -191,19 +240,14 @@ class Cell:
             self.save()
 
 
-def cover(
-    allotments: Mapping[str, Allotment],
-    improved: Callable[[str, Mapping[str, Allotment]], set[str]],
-    n: int,
-) -> list[str]:
-    """So many policies whose faster choices beat the most others, greedily."""
-    beaten = {name: improved(name, allotments) for name in allotments}
+def cover(beats: Mapping[str, set[str]], n: int) -> list[str]:
+    """So many choices that beat the most policies together, greedily."""
     taken: list[str] = []
-    left = set().union(*beaten.values())
+    left = set().union(*beats.values())
     while left and len(taken) < n:
-        best = max(beaten, key=lambda name: len(beaten[name] & left))
+        best = max(beats, key=lambda label: len(beats[label] & left))
         taken.append(best)
-        left -= beaten[best]
+        left -= beats[best]
     return taken
 
 

@@ -65,10 +65,17 @@ def markdown(cells: Sequence[Mapping[str, Any]]) -> str:
     ]
     for cell in cells:
         if cell["points"]:
-            lines += ["", f"## {cell['model']} on {cell['target']}", "", *_rows(cell)]
+            lines += ["", f"## {cell['model']} on {_place(cell)}", "", *_rows(cell)]
         else:
             lines += ["", f"{cell['model']} on {cell['target']}: not finished."]
     return "\n".join(lines) + "\n"
+
+
+def _place(cell: Mapping[str, Any]) -> str:
+    """The devices, and how the model differs from its preset there."""
+    sizes = ", ".join(f"{k}={v}" for k, v in cell.get("sizes", {}).items())
+    place = cell.get("place", cell["target"])
+    return f"{place} ({sizes})" if sizes else place
 
 
 def _summary(cells: Sequence[Mapping[str, Any]]) -> list[str]:
