@@ -12,13 +12,13 @@ less, floors tell how peaks grow, and full compiles how far above them a run is.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from remat._compile._compile import CompileError
+from remat._plan._better import Better
 from remat._plan._choose import Allotment
-from remat._plan._judge import best_of, faster_note, no_worse, step_s, too_small
+from remat._plan._judge import best_of, faster_note, too_small
 from remat._plan._kinds import Kind, same, solve_all
 from remat._plan._meter import Candidate, Measured, Meter
 from remat._plan._modelled import Modelled
@@ -40,12 +40,6 @@ N_NAMED = 3
 """Most named policies that are compiled."""
 N_MISSES = 3
 """Mixes that turn out no better than the best, after which there are no more."""
-LATE = 1.2
-"""How much of the time that a mix was too slow by the next one must spare."""
-THINNER = 1e-3
-"""Share of the budget that a mix aims below it, made of one that was just over."""
-WORTH = 1e-3
-"""Share of its recompute or time that a mix must spare to be compiled."""
 RAISED = 0.1
 """A peak this share of the budget above what was foreseen says that offload does not
 free what it should."""
@@ -380,50 +374,19 @@ class ClosedLoop:
             return None
 
     def _better(self, best: Measured) -> Allotment | None:
-        """A mix that recomputes less than the best, or as much in less time."""
         if self._pool is None:
             named = [one.allotment for one in self.named()]
             self._pool = Pool(self.kinds, named)
-        goal = self._modelled(best.candidate.allotment)
-        most = dataclasses.replace(goal, seconds=self._most_seconds(best, goal))
-        thinner = self._thinner(self._pool, best)
-        if thinner is not None:
-            return thinner
-        within = next_kept_bytes(self._samples(), self.budget_bytes, self._margin())
-        for kept in (best.candidate.allotment.bytes, within):
-            found = None if kept is None else self._pool.mix(kept, most)
-            if found is None or found.key in self._tried():
-                continue
-            if not goal.no_worse(self._modelled(found), within=WORTH):
-                return found
-        return None
-
-    def _most_seconds(self, best: Measured, goal: Modelled) -> float:
-        """By the model: less than of mixes that turned out slower than the best."""
-        most = goal.seconds
-        for m in self.meter.measured:
-            late_s = step_s(m) - step_s(best)
-            if not m.candidate.is_named and late_s > 0 and m.flops <= best.flops:
-                modelled = self._modelled(m.candidate.allotment).seconds
-                most = min(most, modelled - LATE * late_s)
-        return most
-
-    def _thinner(self, pool: Pool, best: Measured) -> Allotment | None:
-        """As what would be better than the best if it fitted, in fewer bytes."""
-        over = [
-            m
-            for m in self.meter.measured
-            if not m.candidate.is_named and not self.fits(m) and no_worse(m, best)
-        ]
-        if not over:
-            return None
-        nearest = min(over, key=lambda m: m.peak_bytes)
-        aim = (1 - THINNER) * self.budget_bytes
-        kept = nearest.candidate.allotment.bytes - int(nearest.peak_bytes - aim)
-        goal = self._modelled(best.candidate.allotment)
-        most = dataclasses.replace(goal, seconds=math.inf)
-        found = pool.mix(kept, most, fastest=True)
-        return None if found is None or found.key in self._tried() else found
+        search = Better(
+            pool=self._pool,
+            budget_bytes=self.budget_bytes,
+            measured=self.meter.measured,
+            fits=self.fits,
+            tried=self._tried(),
+        )
+        margin = self._margin()
+        within = next_kept_bytes(self._samples(), self.budget_bytes, margin)
+        return search.than(best, within=within)
 
 
 def _solved(allotment: Allotment) -> Candidate:

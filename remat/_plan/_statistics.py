@@ -75,9 +75,7 @@ def _bytes_reduced(equation: FlowEquation, sizes: list[int]) -> int:
     return read if made < read else 0
 
 
-def _inside(
-    equations: Sequence[FlowEquation], statistics: Collection[int]
-) -> set[int]:
+def _inside(equations: Sequence[FlowEquation], statistics: Collection[int]) -> set[int]:
     """Values made element by element that a reduction reads, in one kernel with it.
 
     Of one value alone, as a scaled product is, the kernel before makes them; what else
@@ -89,7 +87,7 @@ def _inside(
     for equation in equations:
         is_name = equation.eqn.primitive is compat.name_p
         combines = _is_element_wise(equation) and len(equation.operands) > 1
-        if combines or (is_name and equation.operands[0] in found):
+        if combines or (is_name and not found.isdisjoint(equation.operands)):
             found.update(r for r in equation.results if r not in read_elsewhere)
         if _is_element_wise(equation):
             found.update(r for r in equation.results if r in behind)

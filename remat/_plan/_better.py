@@ -1,0 +1,82 @@
+"""Which mix to compile next, to beat the best that is compiled."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from remat._plan._choose import Allotment
+from remat._plan._judge import no_worse, step_s
+from remat._plan._meter import Measured
+from remat._plan._modelled import Modelled
+from remat._plan._pool import Pool
+
+WORTH = 1e-3
+"""Share of its recompute or time that a mix must spare to be compiled."""
+LATE = 1.2
+"""How much of the time that a mix was too slow by the next one must spare."""
+THINNER = 1e-3
+"""Share of the budget that a mix aims below it, made of one that was just over."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Better:
+    """What is known when a mix is looked for."""
+
+    pool: Pool
+    """What mixes are made of."""
+    budget_bytes: int
+    """What the compiled peak must not exceed."""
+    measured: Sequence[Measured]
+    """What is compiled."""
+    fits: Callable[[Measured], bool]
+    """Whether that is within the budget."""
+    tried: Collection[Any]
+    """Keys of what is compiled, or does not compile."""
+
+    def than(self, best: Measured, *, within: int | None) -> Allotment | None:
+        """A mix that recomputes less than the best, or as much in less time.
+
+        Args:
+            best: What to beat.
+            within: Bytes that regions can keep within the budget, by the peaks so far.
+        """
+        goal = self._modelled(best)
+        found = self._thinner(best, goal)
+        if found is not None:
+            return found
+        most = dataclasses.replace(goal, seconds=self._most_seconds(best, goal))
+        for kept in (best.candidate.allotment.bytes, within):
+            found = None if kept is None else self.pool.mix(kept, most)
+            if found is None or found.key in self.tried:
+                continue
+            if not goal.no_worse(Modelled.of(self.pool.kinds, found), within=WORTH):
+                return found
+        return None
+
+    def _modelled(self, measured: Measured) -> Modelled:
+        return Modelled.of(self.pool.kinds, measured.candidate.allotment)
+
+    def _mixes(self) -> list[Measured]:
+        return [m for m in self.measured if not m.candidate.is_named]
+
+    def _most_seconds(self, best: Measured, goal: Modelled) -> float:
+        """By the model: less than of mixes that turned out slower than the best."""
+        late = [
+            self._modelled(m).seconds - LATE * (step_s(m) - step_s(best))
+            for m in self._mixes()
+            if step_s(m) > step_s(best) and m.flops <= best.flops
+        ]
+        return min([goal.seconds, *late])
+
+    def _thinner(self, best: Measured, goal: Modelled) -> Allotment | None:
+        """As what would be better than the best if it fitted, in fewer bytes."""
+        over = [m for m in self._mixes() if not self.fits(m) and no_worse(m, best)]
+        if not over:
+            return None
+        nearest = min(over, key=lambda m: m.peak_bytes)
+        aim = (1 - THINNER) * self.budget_bytes
+        kept = nearest.candidate.allotment.bytes - int(nearest.peak_bytes - aim)
+        most = dataclasses.replace(goal, seconds=math.inf)
+        found = self.pool.mix(kept, most, fastest=True)
+        return None if found is None or found.key in self.tried else found
