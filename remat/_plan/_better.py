@@ -77,6 +77,11 @@ class Better:
         nearest = min(over, key=lambda m: m.peak_bytes)
         aim = (1 - THINNER) * self.budget_bytes
         kept = nearest.candidate.allotment.bytes - int(nearest.peak_bytes - aim)
-        most = dataclasses.replace(goal, seconds=math.inf)
-        found = self.pool.mix(kept, most, fastest=True)
-        return None if found is None or found.key in self.tried else found
+        least = self._modelled(nearest).flops
+        for share in (0.0, 0.25, 0.5, 1.0):  # of the FLOPs that it spares
+            flops = least + share * max(goal.flops - least, 0.0)
+            most = Modelled(flops=flops, seconds=math.inf)
+            found = self.pool.mix(kept, most, fastest=True)
+            if found is not None and found.key not in self.tried:
+                return found
+        return None
