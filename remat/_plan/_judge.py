@@ -7,8 +7,7 @@ candidates come from only says which to compile.
 A budget is there to be used: the plan is, of the candidates that use it, the one that
 recomputes least. It recomputes no more and is no slower than the named policies that
 use it, so with the budget at a policy's own peak the plan is never worse than that
-policy; and where none but a named policy uses it, a smaller candidate that is no worse
-in any figure goes first.
+policy; and a smaller candidate that is no worse in either figure goes before it.
 
 Where memory is slow, to keep a value can take longer than to compute it again. A
 candidate that leaves budget unused may then be faster by the estimate; the plan says
@@ -53,8 +52,8 @@ def best_of(fitting: Sequence[Measured], budget_bytes: int) -> Measured | None:
         rivals = [m for m in rivals if no_worse(m, policy)] or rivals
     full = [m for m in rivals if is_full(m, budget_bytes)]
     best = min(full or rivals, key=_order, default=None)
-    if best is None or not best.candidate.is_named:
-        return best
+    if best is None:
+        return None
     return min((m for m in rivals if no_worse(m, best)), key=_order)
 
 
