@@ -45,7 +45,9 @@ class Better:
         found = self._thinner(best, goal)
         if found is not None:
             return found
-        most = dataclasses.replace(goal, seconds=self._most_seconds(best, goal))
+        most = Modelled(
+            flops=self._most_flops(best, goal), seconds=self._most_seconds(best, goal)
+        )
         for kept in (best.candidate.allotment.bytes, within):
             found = None if kept is None else self.pool.mix(kept, most)
             if found is None or found.key in self.tried:
@@ -68,6 +70,16 @@ class Better:
             if step_s(m) > step_s(best) and m.flops <= best.flops
         ]
         return min([goal.seconds, *late])
+
+    def _most_flops(self, best: Measured, goal: Modelled) -> float:
+        """By the model: less than of mixes that turned out to recompute more."""
+        more = [
+            modelled.flops - (m.flops - best.flops)
+            for m in self._mixes()
+            if (modelled := self._modelled(m)).flops <= goal.flops
+            if m.flops > best.flops
+        ]
+        return min([goal.flops, *more])
 
     def _thinner(self, best: Measured, goal: Modelled) -> Allotment | None:
         """As what would be better than the best if it fitted, in fewer bytes."""
