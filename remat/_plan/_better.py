@@ -16,7 +16,8 @@ WORTH = 1e-3
 LATE = 1.2
 """How much of the time that a mix was too slow by the next one must spare."""
 THINNER = 1e-3
-"""Share of the budget that a mix aims below it, made of one that was just over."""
+"""Share of the budget that a mix aims below it, made of one that was just over; four
+times as much for each other that was over."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,11 +84,12 @@ class Better:
 
     def _thinner(self, best: Measured, goal: Modelled) -> Allotment | None:
         """As what would be better than the best if it fitted, in fewer bytes."""
-        over = [m for m in self._mixes() if not self.fits(m) and no_worse(m, best)]
-        if not over:
+        over = [m for m in self._mixes() if not self.fits(m)]
+        good = [m for m in over if no_worse(m, best)]
+        if not good:
             return None
-        nearest = min(over, key=lambda m: m.peak_bytes)
-        aim = (1 - THINNER) * self.budget_bytes
+        nearest = min(good, key=lambda m: m.peak_bytes)
+        aim = (1 - THINNER * 4 ** (len(over) - 1)) * self.budget_bytes
         kept = nearest.candidate.allotment.bytes - int(nearest.peak_bytes - aim)
         least = self._modelled(nearest).flops
         for share in (0.0, 0.25, 0.5, 1.0):  # of the FLOPs that it spares

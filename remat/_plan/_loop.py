@@ -32,8 +32,8 @@ MAX_COMPILES = 8
 """Most full compiles for one plan."""
 CLOSE = 0.03
 """A peak this share below the budget is close enough."""
-USED = 0.01
-"""A policy's peak this share below the budget may be what the budget is made for."""
+NEAR = 0.01
+"""Peaks nearer to the budget than this share of it, predictions cannot tell apart."""
 N_FIRST = 4
 """Full compiles after which named policies have their turn."""
 N_NAMED = 3
@@ -158,6 +158,7 @@ class ClosedLoop:
             if step is None:
                 return
             candidate, guess = step
+            foreseen = self._foreseen(candidate, guess)
             try:
                 (found,) = self.meter.full((candidate, guess))
             except CompileError as error:
@@ -165,10 +166,15 @@ class ClosedLoop:
                     raise
                 self._no_offload(f"it does not compile here: {_first(error)}")
                 continue
-            over = found.peak_bytes - guess
+            over = found.peak_bytes - foreseen
             if candidate.allotment.host_bytes and over > RAISED * self.budget_bytes:
                 more = format_bytes(over)
                 self._no_offload(f"with it, the step took {more} more than foreseen")
+
+    def _foreseen(self, candidate: Candidate, guess: float) -> float:
+        """The most that a peak should be: with what floors do not tell (TPU)."""
+        samples = [m.sample for m in self.meter.measured]
+        return max(guess, predict_peak(samples, candidate.allotment.bytes))
 
     def _no_offload(self, why: str) -> None:
         self.notes.append(f"no offload: {why}")
@@ -321,7 +327,7 @@ class ClosedLoop:
             predict=lambda kept_bytes: predict_peak(samples, kept_bytes),
             beside=[self._modelled(m.candidate.allotment) for m in self._fitting()],
             is_used=any(
-                m.candidate.is_named and m.peak_bytes >= (1 - USED) * self.budget_bytes
+                m.candidate.is_named and m.peak_bytes >= (1 - NEAR) * self.budget_bytes
                 for m in self._fitting()
             ),
         )
@@ -364,8 +370,9 @@ class ClosedLoop:
         peak = predict_peak([m.sample for m in self.meter.measured], kept)
         try:
             if self.is_tpu:
-                peak = self.meter.floor(candidate) + self._gap(kept)
-                if peak > self.budget_bytes:
+                # A floor is low where much is offloaded, and then says little.
+                peak = min(peak, self.meter.floor(candidate) + self._gap(kept))
+                if peak > (1 + NEAR) * self.budget_bytes:
                     self._failed.append(candidate)
                     return None
             return self.meter.full((candidate, peak))[0]
