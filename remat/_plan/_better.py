@@ -2,14 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 from remat._plan._choose import Allotment
 from remat._plan._judge import no_worse, step_s
 from remat._plan._meter import Measured
 from remat._plan._modelled import Modelled
 from remat._plan._pool import Pool
+from remat._plan._search import Search
 
 WORTH = 1e-3
 """Share of its recompute or time that a mix must spare to be compiled."""
@@ -22,18 +21,12 @@ times as much for each other that was over."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Better:
-    """What is known when a mix is looked for."""
+    """Looks for mixes."""
 
+    search: Search
+    """What is known."""
     pool: Pool
     """What mixes are made of."""
-    budget_bytes: int
-    """What the compiled peak must not exceed."""
-    measured: Sequence[Measured]
-    """What is compiled."""
-    fits: Callable[[Measured], bool]
-    """Whether that is within the budget."""
-    tried: Collection[Any]
-    """Keys of what is compiled, or does not compile."""
 
     def than(self, best: Measured, *, within: int | None) -> Allotment | None:
         """A mix that recomputes less than the best, or as much in less time.
@@ -51,17 +44,17 @@ class Better:
         )
         for kept in (best.candidate.allotment.bytes, within):
             found = None if kept is None else self.pool.mix(kept, most)
-            if found is None or found.key in self.tried:
+            if found is None or found.key in self.search.tried():
                 continue
-            if not goal.no_worse(Modelled.of(self.pool.kinds, found), within=WORTH):
+            if not goal.no_worse(self.search.modelled(found), within=WORTH):
                 return found
         return None
 
     def _modelled(self, measured: Measured) -> Modelled:
-        return Modelled.of(self.pool.kinds, measured.candidate.allotment)
+        return self.search.modelled(measured.candidate.allotment)
 
     def _mixes(self) -> list[Measured]:
-        return [m for m in self.measured if not m.candidate.is_named]
+        return [m for m in self.search.meter.measured if not m.candidate.is_named]
 
     def _most_seconds(self, best: Measured, goal: Modelled) -> float:
         """By the model: less than of mixes that turned out slower than the best."""
@@ -84,18 +77,18 @@ class Better:
 
     def _thinner(self, best: Measured, goal: Modelled) -> Allotment | None:
         """As what would be better than the best if it fitted, in fewer bytes."""
-        over = [m for m in self._mixes() if not self.fits(m)]
+        over = [m for m in self._mixes() if not self.search.fits(m)]
         good = [m for m in over if no_worse(m, best)]
         if not good:
             return None
         nearest = min(good, key=lambda m: m.peak_bytes)
-        aim = (1 - THINNER * 4 ** (len(over) - 1)) * self.budget_bytes
+        aim = (1 - THINNER * 4 ** (len(over) - 1)) * self.search.budget_bytes
         kept = nearest.candidate.allotment.bytes - int(nearest.peak_bytes - aim)
         least = self._modelled(nearest).flops
         for share in (0.0, 0.25, 0.5, 1.0):  # of the FLOPs that it spares
             flops = least + share * max(goal.flops - least, 0.0)
             most = Modelled(flops=flops, seconds=math.inf)
             found = self.pool.mix(kept, most, fastest=True)
-            if found is not None and found.key not in self.tried:
+            if found is not None and found.key not in self.search.tried():
                 return found
         return None

@@ -33,6 +33,11 @@ class Candidate:
     """Whether it is what a named policy does."""
 
 
+def solved(allotment: Allotment) -> Candidate:
+    """A candidate that the planner found."""
+    return Candidate(label="solved", allotment=allotment)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
     """A candidate, compiled in full."""
