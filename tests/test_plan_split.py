@@ -20,6 +20,7 @@ from remat._plan._pool import Pool
 from remat._regions._nnx import recorded
 from remat._regions._split_layers import layers_of
 from remat._regions._with_policy import regions_of
+from remat._sizes import format_seconds
 from remat._targets._target import target
 from remat.policies import Decision
 from tests.helpers import saved_residuals, stable_id
@@ -126,6 +127,34 @@ def test_some_layers_keep_more(plan):
     assert len(region.choices) == 6 and len(plan.choices) == 2
     assert sum(region.runs.values()) == region.times == 6
     assert "layer[0" in str(plan) and "5]" in str(plan)
+
+
+def test_each_kept_value_says_what_it_spares(plan):
+    """Without one of the two products, a run computes that product again."""
+    product = 2 * 16384 * 256 * 256
+    values = [kept for choice in plan.choices for kept in choice.kept]
+    assert values and "or else again" in str(plan)
+    large = [kept for kept in values if kept.bytes == 16384 * 256 * 4]
+    assert large and all(kept.spares_flops >= product for kept in large)
+    assert all(kept.spares_s > 0 for kept in large)
+
+
+def test_what_is_on_the_host_is_held_against_the_step(plan):
+    """host_bytes of each run, there and back, at the rate of the target's link."""
+    first, *rest = plan.choices
+    moved = dataclasses.replace(
+        plan,
+        host_bytes=1,
+        choices=(dataclasses.replace(first, host_bytes=10**6), *rest),
+        estimated_step_s=1.0,
+    )
+    runs = moved.regions[0].runs[first.name]
+    seconds = 2 * 10**6 * runs / target("h100").host_link_bytes_s
+    text = " ".join(str(moved).split())
+    assert f"there and back takes {format_seconds(seconds)}" in text
+    assert "within the step's 1.0 s" in text
+    late = dataclasses.replace(moved, estimated_step_s=1e-9)
+    assert "more than the step's" in " ".join(str(late).split())
 
 
 def test_its_file_reads_back_and_holds(plan, tmp_path):

@@ -1,5 +1,6 @@
 """From what the closed loop found to a plan."""
 
+import dataclasses
 import shlex
 import string
 import sys
@@ -22,9 +23,12 @@ from remat._plan._plan_file import (
     Trial,
     policy_of,
 )
-from remat._plan._solve import Choice
+from remat._plan._solve import Choice, evaluate
 from remat._plan._steer import predict_peak
 from remat._regions._region import Region
+
+N_SPARED = 24
+"""Values of a choice of which it is said what keeping them spares, the largest."""
 
 
 def make_plan(
@@ -126,6 +130,7 @@ def _choice(name: str, choice: Choice, kind: Kind, removed: bool) -> PlanChoice:
         if not removed
     ]
     kept.sort(key=lambda one: (-one.bytes, one.id))
+    kept[:N_SPARED] = [_with_spared(one, choice, kind) for one in kept[:N_SPARED]]
     return PlanChoice(
         name=name,
         removed=removed,
@@ -135,6 +140,21 @@ def _choice(name: str, choice: Choice, kind: Kind, removed: bool) -> PlanChoice:
         host_bytes=choice.host_bytes,
         recompute_flops=int(choice.recompute_flops),
         recompute_s=choice.recompute_s,
+    )
+
+
+def _with_spared(kept: Kept, choice: Choice, kind: Kind) -> Kept:
+    """With what one run would do twice as well if this value alone were not kept."""
+    without = evaluate(
+        kind.graph,
+        kind.prices,
+        choice.saved - {kept.id},
+        choice.offloaded - {kept.id},
+    )
+    return dataclasses.replace(
+        kept,
+        spares_flops=max(int(without.recompute_flops - choice.recompute_flops), 0),
+        spares_s=max(without.recompute_s - choice.recompute_s, 0.0),
     )
 
 

@@ -46,6 +46,11 @@ class Kept:
     dtype: str
     source: str | None
     """Line that made it."""
+    spares_flops: int | None = None
+    """Arithmetic that one run would also do twice if this alone were not kept; None
+    where it was not asked."""
+    spares_s: float | None = None
+    """Its time by the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ from rich.text import Text
 from remat._plan._match import RegionRecord
 from remat._plan._plan_file import Kept, Plan, PlanChoice
 from remat._sizes import format_bytes, format_count, format_seconds
+from remat._targets._target import TargetError, target
 
 MAX_VALUES = 24
 """Values of a choice that a table lists; a sum stands for the rest."""
@@ -64,11 +65,11 @@ def summary(plan: Plan) -> list[str]:
         f"({format_bytes(plan.predicted_peak_bytes)} predicted), {100 * used:.1f} % of "
         f"the budget of {format_bytes(plan.budget_bytes)}",
         f"recomputes {100 * share:.1f} % of the forward pass "
-        f"({format_count(plan.recompute_flops)}FLOP)"
-        + _step(plan)
-        + (f", host {format_bytes(plan.host_bytes)}" if plan.host_bytes else ""),
+        f"({format_count(plan.recompute_flops)}FLOP)" + _step(plan),
         f"{plan.n_compiles} compiles" + _prediction(plan) + _missed(plan),
     ]
+    if plan.host_bytes:
+        lines.append(_host(plan))
     if plan.limited_peak_bytes is not None:
         peak = format_bytes(plan.limited_peak_bytes)
         lines.append(f"peak {peak} where the compiler is limited to the budget")
@@ -81,7 +82,31 @@ def summary(plan: Plan) -> list[str]:
     return [*lines, *plan.notes]
 
 
-COLUMNS = ("value", "decision", "size a run", "shape", "line")
+def _host(plan: Plan) -> str:
+    """What is on the host, and whether moving it hides behind the step's compute."""
+    line = f"host {format_bytes(plan.host_bytes)}"
+    moved = sum(
+        n * choice.host_bytes
+        for choice in plan.choices
+        for region in plan.regions
+        for name, n in region.runs.items()
+        if name == choice.name
+    )
+    try:
+        link = target(plan.target).host_link_bytes_s
+    except TargetError:  # a plan of a device that this version does not know
+        return line
+    if not moved or not link or plan.estimated_step_s is None:
+        return line
+    both_ways_s = 2 * moved / link
+    fits = "within" if both_ways_s <= plan.estimated_step_s else "more than"
+    return (
+        f"{line}; there and back takes {format_seconds(both_ways_s)} of the link to "
+        f"the host, {fits} the step's {format_seconds(plan.estimated_step_s)}"
+    )
+
+
+COLUMNS = ("value", "decision", "size a run", "or else again", "shape", "line")
 
 
 def _title(plan: Plan) -> str:
@@ -124,22 +149,32 @@ def _choice_table(plan: Plan, choice: PlanChoice) -> Table:
         padding=(0, 1),
     )
     for i, column in enumerate(COLUMNS):
-        table.add_column(column, justify="right" if i == 2 else "left", no_wrap=i < 3)
+        justify = "right" if i in (2, 3) else "left"
+        table.add_column(column, justify=justify, no_wrap=i < 4)
     for kept in choice.kept[:MAX_VALUES]:
         table.add_row(*_cells(kept))
     rest = choice.kept[MAX_VALUES:]
     if rest:
         size = format_bytes(sum(kept.bytes for kept in rest))
-        table.add_row(f"and {len(rest)} more", "", size, "", "")
+        table.add_row(f"and {len(rest)} more", "", size, "", "", "")
     last = "everything, nothing is recomputed" if choice.removed else "everything else"
-    table.add_row(last, "save" if choice.removed else "recompute", "", "", "")
+    table.add_row(last, "save" if choice.removed else "recompute", "", "", "", "")
     return table
 
 
 def _cells(kept: Kept) -> tuple[str, ...]:
     name = kept.checkpoint_name or kept.id
     shape = f"{kept.dtype}[{','.join(map(str, kept.shape))}]"
-    return name, kept.decision, format_bytes(kept.bytes), shape, kept.source or ""
+    size = format_bytes(kept.bytes)
+    return name, kept.decision, size, _spared(kept), shape, kept.source or ""
+
+
+def _spared(kept: Kept) -> str:
+    """What would run again if the value were not kept."""
+    if kept.spares_flops is None or kept.spares_s is None:
+        return ""
+    time = format_seconds(kept.spares_s)
+    return f"{format_count(kept.spares_flops)}FLOP, {time}"
 
 
 def _named_table(plan: Plan) -> Table:
