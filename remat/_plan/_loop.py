@@ -63,14 +63,15 @@ class ClosedLoop(Search):
             report = nothing.report
             self.budget_bytes -= report.generated_code_bytes + report.constant_bytes
         if self.is_tpu and not self.squeezed and not self.fits(nothing):
-            self._squeeze(nothing)
+            self._try_named()  # one that offloads may fit as it is
+            if self.best() is None:
+                self._squeeze(nothing)
         self._seek(N_FIRST)
         self._try_named()
         self._improve()
+        self._seek(MAX_COMPILES)
+        self._improve()
         best = self.best()
-        if best is None or not best.candidate.is_named:
-            self._seek(MAX_COMPILES)
-            best = self.best()
         if best is None:
             raise too_small(self.budget_bytes, self.meter.measured)
         self.notes += faster_note(best, self.fitting())

@@ -1,6 +1,7 @@
 """Which points of a frontier hold against which policies, and the Markdown of it."""
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Figures = Mapping[str, Any]
@@ -81,8 +82,8 @@ def _place(cell: Mapping[str, Any]) -> str:
 def _summary(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
         "| model | target | policies | points | better | equal | plans: better | "
-        "equal | no | compiles |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "equal | no | compiles | first prediction off |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for cell in cells:
         if not cell["points"]:
@@ -95,9 +96,18 @@ def _summary(cells: Sequence[Mapping[str, Any]]) -> list[str]:
         counts += [planned.count(word) for word in ("better", "equal", "no")]
         compiles = [plan["n_compiles"] for plan in plans.values()]
         most = f"{min(compiles)}-{max(compiles)}" if compiles else ""
-        cells_ = [cell["model"], cell["target"], len(named), len(points), *counts, most]
-        lines.append("| " + " | ".join(map(str, cells_)) + " |")
+        row = [cell["model"], cell["target"], len(named), len(points), *counts, most]
+        row.append(_first_errors(plans.values()))
+        lines.append("| " + " | ".join(map(str, row)) + " |")
     return lines
+
+
+def _first_errors(plans: Iterable[Mapping[str, Any]]) -> str:
+    """How far off the peaks of the first solved points were: the middle, the most."""
+    errors = [abs(plan["first_prediction_error"] or 0.0) for plan in plans]
+    if not errors:
+        return ""
+    return f"{statistics.median(errors):.1%}, at most {max(errors):.1%}"
 
 
 def _rows(cell: Mapping[str, Any]) -> list[str]:
