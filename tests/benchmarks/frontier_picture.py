@@ -20,6 +20,8 @@ from tests.benchmarks.dominance_table import compiled
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 LEFT, RIGHT, TOP, BOTTOM = 60, 760, 30, 350
+LINE, WIDTH, LOW = 13, 110, 12
+"""Height and width of a label; how near to the axis labels stand above."""
 
 
 class Axes:
@@ -81,6 +83,21 @@ def ticks_up(axes: Axes) -> Iterator[str]:
         yield f'<text x="{LEFT - 9}" y="{y + 4}" text-anchor="end">{share}</text>'
 
 
+def label_heights(at: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """Where labels stand: one below the other, and above the axis near it."""
+    heights: dict[str, int] = {}
+    last = 0
+    for name in sorted(at, key=lambda n: at[n][::-1]):
+        if at[name][1] <= BOTTOM - LOW:
+            heights[name] = last = max(at[name][1], last + LINE)
+    for name in sorted(at, key=lambda n: at[n]):
+        x, y = at[name]
+        if y > BOTTOM - LOW:
+            below = [h for n, h in heights.items() if 0 <= x - at[n][0] < WIDTH]
+            heights[name] = min([y, *(h for h in below if h > BOTTOM - 100)]) - LINE
+    return heights
+
+
 def picture(cell: Mapping[str, Any]) -> str:
     """The SVG, in light and dark."""
     axes = Axes(cell)
@@ -90,19 +107,16 @@ def picture(cell: Mapping[str, Any]) -> str:
         f'<circle cx="{x}" cy="{y}" r="4" class="plan"/>'
         for x, y in map(axes.at, undominated(points))
     ]
-    last = 0
-    for name in sorted(named, key=lambda n: axes.at(named[n])[::-1]):
-        x, y = axes.at(named[name])
-        last = max(y, last + 13)  # labels one below the other, never over another
-        if BOTTOM - 8 < last < BOTTOM + 54:
-            last = BOTTOM + 54  # nor over the axis
+    at = {name: axes.at(one) for name, one in named.items()}
+    for name, height in label_heights(at).items():
+        x, y = at[name]
         marks.append(
             f'<rect x="{x - 3}" y="{y - 3}" width="6" height="6" class="named"/>'
-            f'<line x1="{x}" y1="{y}" x2="{x + 12}" y2="{last}"/>'
-            f'<text x="{x + 14}" y="{last + 4}">{html.escape(name)}</text>'
+            f'<line x1="{x}" y1="{y}" x2="{x + 12}" y2="{height}"/>'
+            f'<text x="{x + 14}" y="{height + 4}">{html.escape(name)}</text>'
         )
     marks += [*ticks_along(axes), *ticks_up(axes)]
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 640" role="img">
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 400" role="img">
 <title>{cell["model"]} on {cell["target"]}: plans (dots), policies (squares)</title>
 <style>text{{font:11px sans-serif;fill:#444}}.named{{fill:#4c78a8}}.plan{{fill:#e45756}}
 .curve{{fill:none;stroke:#e45756;stroke-width:1.5}}line{{stroke:#999}}
