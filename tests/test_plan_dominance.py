@@ -30,5 +30,6 @@ def test_plans_are_never_worse_than_policies():
 @pytest.mark.parametrize("target", ["v5e", "h100"])
 @pytest.mark.parametrize("model", ["gpt2-tiny", "llama-tiny"])
 def test_plans_for_models_are_never_worse_than_policies(model, target):
-    built = remat.models.build(model, batch=16, seq=256)
+    # So large that peaks follow what is kept, and values leave a TPU's on-chip memory.
+    built = remat.models.build(model, batch=256, seq=256)
     check_plans(built.loss, built.args, target, POLICIES)
