@@ -6,8 +6,8 @@ candidates come from only says which to compile.
 
 A budget is there to be used: the plan is, of the candidates that use it, the one that
 recomputes least. It recomputes no more and is no slower than the named policies that
-use it, so with the budget at a policy's own peak the plan is never worse than that
-policy; and a smaller candidate that is no worse in either figure goes before it.
+use it and are compiled: with the budget at such a policy's own peak the plan is never
+worse than the policy. A smaller candidate that is no worse in either figure goes first.
 
 Where memory is slow, to keep a value can take longer than to compute it again. A
 candidate that leaves budget unused may then be faster by the estimate; the plan says
