@@ -137,6 +137,28 @@ def test_choices_are_optimal(graph, budget, prices):
 
 
 @quick
+@given(st.data())
+def test_single_bytes_of_gibibytes_count(data):
+    """Sizes and budgets that differ by less than the tolerance of HiGHS (1e-6)."""
+    quarters = st.sampled_from([1, 2, 3, 4, 12])
+    odd = st.sampled_from([0, 0, 0, 32, -32, 128])
+    n = data.draw(st.integers(3, 8))
+    sizes = [(data.draw(quarters) << 28) + data.draw(odd) for _ in range(n)]
+    fitting = data.draw(st.lists(st.sampled_from(sizes), min_size=1, unique=True))
+    budget = sum(fitting) - data.draw(st.sampled_from([0, 1, 32, 100]))
+    values = range(1, n + 1)
+    graph = make_graph(
+        [([0], [v], float(data.draw(st.integers(1, 9))), True) for v in values],
+        [1, *sizes],
+        named=values,
+        required=values,
+    )
+    choice = solve(graph, SECONDS, budget)
+    assert choice.bytes <= budget
+    assert choice.price == pytest.approx(best(graph, SECONDS, budget), abs=1e-9)
+
+
+@quick
 @given(graphs(max_values=7), st.integers(0, 15), st.integers(1, 15))
 def test_choices_with_offload_are_optimal(graph, budget, host):
     choice = solve(graph, SECONDS, budget, host_bytes=host)

@@ -36,6 +36,13 @@ _SCALE = 1e3
 """What all prices together are scaled to; HiGHS's tolerances (1e-6) are small then."""
 _TIE = 1e-3
 """What all bytes together weigh beside that."""
+_FINE = 1e5
+"""A limit of so many units is one that HiGHS cannot tell from one unit more."""
+_MAX_FINE = 64
+"""Most choices that are solved without the presolve of HiGHS then: it drops solutions
+that it finds to be over a limit by rounding, and others with them."""
+_MAX_CUTS = 50
+"""Solutions that may turn out over a limit by rounding, one after the other."""
 
 
 def solve_program(
@@ -97,6 +104,8 @@ class _Program:
                 self.column[kind, number] = len(self.column)
         self.rows: list[dict[int, float]] = []
         self.at_least: list[float] = []
+        self.is_fine = False
+        """Whether sizes differ by less than the tolerance of HiGHS."""
         self._write_rows()
         self.objective = self._objective(prices)
 
@@ -104,27 +113,47 @@ class _Program:
         """As `solve_program`."""
         if not self.column:
             return [], [], True
+        for _ in range(_MAX_CUTS):
+            result = self._milp(time_limit_s)
+            # To keep nothing is a solution where FLOPs are not limited.
+            if result.x is None and not math.isinf(self.max_flops):
+                return None
+            chosen = np.zeros(len(self.column), bool)
+            if result.x is not None:
+                chosen = result.x > 0.5
+            saved = [v for v in self.can_save if chosen[self.column["x", v]]]
+            offloaded = [v for v in self.can_offload if chosen[self.column["o", v]]]
+            if not self._cut_off(saved, offloaded):
+                return saved, sorted({*offloaded} - {*saved}), bool(result.success)
+        return ([], [], False) if math.isinf(self.max_flops) else None
+
+    def _milp(self, time_limit_s: float) -> scipy.optimize.OptimizeResult:
         n_whole = len(self.can_save) + len(self.can_offload)
-        n = len(self.column)
-        result = milp(
+        constraints = self._constraints()
+        return milp(
             self.objective,
-            constraints=self._constraints(),
-            integrality=(np.arange(n) < n_whole).astype(int),
+            constraints=constraints,
+            integrality=(np.arange(len(self.column)) < n_whole).astype(int),
             bounds=scipy.optimize.Bounds(0, 1),
-            options={"mip_rel_gap": 0.0, "time_limit": min(time_limit_s, 1e7)},
+            options={
+                "mip_rel_gap": 0.0,
+                "time_limit": min(time_limit_s, 1e7),
+                "presolve": not self.is_fine or n_whole > _MAX_FINE,
+            },
         )
-        # To keep nothing is a solution where FLOPs are not limited.
-        if result.x is None and not math.isinf(self.max_flops):
-            return None
-        chosen = np.zeros(n, bool) if result.x is None else result.x > 0.5
-        saved = [v for v in self.can_save if chosen[self.column["x", v]]]
-        offloaded = [v for v in self.can_offload if chosen[self.column["o", v]]]
-        assert sum(self.problem.items[v].bytes for v in saved) <= self.budget_bytes
-        return (
-            saved,
-            [v for v in offloaded if v not in set(saved)],
-            bool(result.success),
-        )
+
+    def _cut_off(self, saved: list[int], offloaded: list[int]) -> bool:
+        """Rule out what is over a limit by less than the tolerance of HiGHS."""
+        is_over = False
+        for kind, found, limit in (
+            ("x", saved, self.budget_bytes),
+            ("o", offloaded, self.host_bytes),
+        ):
+            if sum(self.problem.items[v].bytes for v in found) > limit:
+                row = {self.column[kind, v]: -1.0 for v in found}
+                self._row(row, at_least=1.0 - len(found))
+                is_over = True
+        return is_over
 
     def _write_rows(self) -> None:
         for v, item in self.problem.items.items():
@@ -176,24 +205,14 @@ class _Program:
         return objective
 
     def _constraints(self) -> list[scipy.optimize.LinearConstraint]:
-        limits = [
-            (self._sizes("x", self.can_save), self.budget_bytes),
-            (self._sizes("o", self.can_offload), self.host_bytes),
+        constraints = [
+            *self._bytes_limit("x", self.can_save, self.budget_bytes),
+            *self._bytes_limit("o", self.can_offload, self.host_bytes),
         ]
-        constraints = []
         if self.rows:
             matrix = _sparse(self.rows, len(self.column))
             lower: Any = np.array(self.at_least)
             constraints.append(scipy.optimize.LinearConstraint(matrix, lower, np.inf))
-        for row, limit in limits:
-            # In thousandths of the limit: rows of bytes would dwarf the others.
-            if row and sum(row.values()) > limit > 0:
-                scaled = {column: 1e3 * size / limit for column, size in row.items()}
-                matrix = _sparse([scaled], len(self.column))
-                bound = 1e3 * (1 + 1e-12)
-                constraints.append(
-                    scipy.optimize.LinearConstraint(matrix, -np.inf, bound)
-                )
         if not math.isinf(self.max_flops):
             constraints.append(self._flop_limit())
         return constraints
@@ -214,8 +233,23 @@ class _Program:
         bound = limit / unit * (1 + 1e-9)
         return scipy.optimize.LinearConstraint(matrix, -np.inf, bound)
 
-    def _sizes(self, kind: str, items: list[int]) -> dict[int, float]:
-        return {self.column[kind, v]: self.problem.items[v].bytes for v in items}
+    def _bytes_limit(
+        self, kind: str, items: list[int], limit: int
+    ) -> list[scipy.optimize.LinearConstraint]:
+        """Of all that is kept together: none where all of it is within the limit.
+
+        Counted in what divides all sizes, which leaves half of that between what is
+        within the limit and what is not: HiGHS would not see single bytes of a GiB.
+        """
+        sizes = {self.column[kind, v]: self.problem.items[v].bytes for v in items}
+        if not 0 < limit < sum(sizes.values()):
+            return []
+        unit = math.gcd(*sizes.values())
+        most = limit // unit + 0.5
+        self.is_fine |= most > _FINE
+        row = {column: 1e3 * (size // unit) / most for column, size in sizes.items()}
+        matrix = _sparse([row], len(self.column))
+        return [scipy.optimize.LinearConstraint(matrix, -np.inf, 1e3)]
 
 
 def _sparse(rows: list[dict[int, float]], n_columns: int) -> scipy.sparse.csr_array:
