@@ -16,7 +16,7 @@ from remat._plan._errors import PlanError
 from remat._plan._kinds import Kind, by_kind_sum, same, solve_all
 from remat._plan._meter import Candidate, Meter
 from remat._plan._named import named_candidates
-from remat._plan._opened import open_loss
+from remat._plan._opened import name_of, open_loss
 from remat._plan._solve import evaluate
 from remat._plan._steer import Sample, predict_peak
 from remat._regions._make_regions import Wanted
@@ -140,7 +140,7 @@ def frontier(
             "a curve has its two ends compiled: n_points and n_compiled are at least "
             f"2 and n_compiled at most n_points, not {n_points} and {n_compiled}"
         )
-    name = model or getattr(loss, "__qualname__", type(loss).__name__)
+    name = model or name_of(loss)
     if regions is not None:
         loss = with_regions(loss, regions)
     opened = open_loss(

@@ -90,13 +90,10 @@ def too_small(budget_bytes: int, measured: Sequence[Measured]) -> PlanError:
     least = min(measured, key=lambda m: m.peak_bytes)
     largest = list(least.report.by_category().items())[:3]
     what = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
+    budget, needed = format_bytes(budget_bytes), format_bytes(least.peak_bytes)
     return PlanError(
-        f"a budget of {_gib(budget_bytes)} is below the {_gib(least.peak_bytes)} that "
-        f"the least choice ({least.candidate.label}) needs; at its peak: {what}. "
+        f"a budget of {budget} is below the {needed} that the least choice "
+        f"({least.candidate.label}) needs; at its peak: {what}. "
         "Make the batch or the sequence smaller, shard the step over more devices, "
         "accumulate gradients, or cut the loss into chunks if logits stand out"
     )
-
-
-def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.3g} GiB"

@@ -33,6 +33,12 @@ class Opened:
     """What compiles candidates."""
 
 
+def name_of(loss: Callable[..., Any]) -> str:
+    """What to call a loss that has no better name: its own, without where it is."""
+    name = getattr(loss, "__qualname__", type(loss).__name__)
+    return name.rpartition("<locals>.")[2]
+
+
 def open_loss(
     loss: Callable[..., Any],
     args: tuple[Any, ...],

@@ -16,7 +16,7 @@ from remat._plan._loop import MAX_COMPILES, ClosedLoop
 from remat._plan._make import make_plan
 from remat._plan._meter import Measured
 from remat._plan._named import named_candidates
-from remat._plan._opened import open_loss
+from remat._plan._opened import name_of, open_loss
 from remat._plan._plan_file import Plan
 from remat._regions._make_regions import Wanted
 from remat._regions._with_policy import with_policy, with_regions
@@ -91,7 +91,7 @@ def plan(
     """
     free = parse_share(headroom, "headroom")
     size = parse_bytes(budget) if budget is not None else None
-    name = getattr(loss, "__qualname__", type(loss).__name__)
+    name = name_of(loss)
     if regions is not None:
         loss = with_regions(loss, regions)
     opened = open_loss(
