@@ -9,6 +9,7 @@ Everything here was checked on jax 0.10.2 and 0.12.0.1. Two differences shape it
 """
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -353,6 +354,18 @@ def traced_as(eqn: jec.JaxprEqn) -> contextlib.AbstractContextManager[None]:
     """
     inside = [var for sub in subjaxprs(eqn.params) for var in open_jaxpr(sub).invars]
     return at_place_of(eqn, check_vma=any(_varies(var.aval) for var in inside))
+
+
+def n_shards(eqn: jec.JaxprEqn) -> int:
+    """How many shards a `shard_map` equation runs its body for, side by side."""
+    shape = eqn.params["mesh"].shape
+    return math.prod(shape[axis] for axis in eqn.params["newly_manual_axes"])
+
+
+def n_shards_around(eqn: jec.JaxprEqn) -> int:
+    """How many shards the `shard_map`s that an equation stands in make."""
+    mesh = eqn.ctx.cur_abstract_mesh
+    return math.prod(mesh.shape[axis] for axis in mesh.manual_axes)
 
 
 def _varies(aval: Any) -> bool:

@@ -68,6 +68,57 @@ def test_figures_are_of_one_device(on_eight):
     assert most < whole
 
 
+def of_the_model(plan, policy):
+    return next(one for one in plan.named if policy in one.policies)
+
+
+def test_figures_of_the_model_are_of_one_device(on_eight):
+    (plan, _, _), _ = on_eight
+    forward = LAYERS * 2 * (2 * BATCH * WIDTH * 4 * WIDTH) / 8
+    again = of_the_model(plan, "nothing").recompute_flops
+    assert again == pytest.approx(forward, rel=0.02)
+    assert plan.forward_flops == pytest.approx(forward, rel=0.02)
+    # Of what is kept, a device holds an eighth.
+    found = [kept for choice in plan.choices for kept in choice.kept]
+    assert found
+    for kept in found:
+        assert kept.bytes == np.prod(kept.shape) * 4 / 8
+
+
+def test_figures_inside_shard_map_are_of_one_device():
+    if jax.device_count() < 8:
+        pytest.skip("needs 8 CPU devices (XLA_FLAGS of tests/conftest.py)")
+    mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
+    rows = PartitionSpec("data")
+
+    def one_shard(w, x):
+        return jax.lax.pmean((jax.checkpoint(layer)(x, w) ** 2).mean(), "data")
+
+    whole = jax.shard_map(
+        one_shard,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), rows),
+        out_specs=PartitionSpec(),
+    )
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    w = {
+        "up": jax.ShapeDtypeStruct(
+            (WIDTH, 4 * WIDTH), jnp.float32, sharding=everywhere
+        ),
+        "down": jax.ShapeDtypeStruct(
+            (4 * WIDTH, WIDTH), jnp.float32, sharding=everywhere
+        ),
+    }
+    x = jax.ShapeDtypeStruct(
+        (BATCH, WIDTH), jnp.float32, sharding=NamedSharding(mesh, rows)
+    )
+    plan = remat.plan(whole, w, x, budget="1GiB", target="cpu")
+    forward = 2 * (2 * BATCH * WIDTH * 4 * WIDTH) / 8
+    again = of_the_model(plan, "nothing").recompute_flops
+    assert again == pytest.approx(forward, rel=0.02)
+    assert plan.forward_flops == pytest.approx(forward, rel=0.02)
+
+
 def test_gradients_stay_as_they_are_on_eight_devices(on_eight):
     (plan, _, _), args = on_eight
     rng = np.random.default_rng(0)

@@ -147,9 +147,13 @@ def forward_flops(loss: Callable[..., Any], setup: Setup) -> int:
 
 def _flops(jaxpr: Any, args: Any) -> int:
     """A device's part of a program's FLOPs: a jaxpr is of all devices together."""
+    return int(jaxpr_cost(jaxpr).flops) // n_devices(args)
+
+
+def n_devices(args: Any) -> int:
+    """How many devices arguments are placed on, by their shardings."""
     shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args)]
-    n_devices = max((len(s.device_set) for s in shardings if s is not None), default=1)
-    return int(jaxpr_cost(jaxpr).flops) // n_devices
+    return max((len(s.device_set) for s in shardings if s is not None), default=1)
 
 
 def compiled_report(

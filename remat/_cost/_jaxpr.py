@@ -11,7 +11,7 @@ import numpy as np
 
 from remat._cost._figures import NO_COST, Cost
 from remat._cost._filled import Filled, n_added
-from remat._jax_compat import open_jaxpr, subjaxprs
+from remat._jax_compat import n_shards, open_jaxpr, subjaxprs
 
 _TRANSCENDENTAL = frozenset(
     """exp exp2 expm1 log log1p tanh sin cos tan asin acos atan sinh cosh asinh acosh
@@ -38,8 +38,9 @@ def jaxpr_cost(closed_jaxpr: Any) -> Cost:
     """Counts what one evaluation of a jaxpr computes.
 
     Exact for matrix products, convolutions and arithmetic: a scan counts as often as
-    it runs, of `cond`'s branches the most expensive counts. Nothing is known of
-    seconds. Sizes in a jaxpr are global: divide by the devices for one of them.
+    it runs, the body of a `shard_map` for every shard, of `cond`'s branches the most
+    expensive counts. Nothing is known of seconds. Sizes in a jaxpr are global: divide
+    by the devices for one of them.
 
     Args:
         closed_jaxpr: As `jax.make_jaxpr` gives.
@@ -93,6 +94,8 @@ class _Memo:
             return replace(cost, n_unknown_loops=cost.n_unknown_loops + 1)
         if name == "cond":
             return max(inner, key=lambda cost: (cost.flops, cost.bytes_accessed))
+        if name == "shard_map":  # its body is what one shard does
+            return _sum(inner).times(n_shards(eqn))
         if name.startswith("custom_jvp_call") or name.startswith("custom_vjp_call"):
             return inner[0] if inner else NO_COST
         if inner and not name.startswith(_NOT_CALLS):

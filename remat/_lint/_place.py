@@ -60,7 +60,9 @@ def region_around_loss(program: Program) -> Iterator[Finding]:
     if any(getattr(v.aval, "shape", ()) != () for v in outputs):
         return
     linted = regions[0]
-    share = jaxpr_cost(linted.region.jaxpr).flops / max(program.flops, 1.0)
+    everywhere = compat.n_shards_around(linted.region.eqn)
+    flops = everywhere * jaxpr_cost(linted.region.jaxpr).flops
+    share = flops / max(program.flops, 1.0)
     inside = [r for r in program.regions if r.outer is linted]
     if share >= _MOST and not inside and _main_scan(linted) is None:
         yield linted.finding(

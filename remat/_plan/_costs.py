@@ -135,6 +135,8 @@ def _inside_cost(eqn: jec.JaxprEqn) -> EquationCost | None:
     grid = getattr(eqn.params.get("grid_mapping"), "grid", ())
     runs = math.prod(n for n in grid if isinstance(n, int))
     runs *= eqn.params.get("length", 1)
+    if eqn.primitive.name == "shard_map":
+        runs *= compat.n_shards(eqn)
     costs = [_sum(map(equation_cost, program.eqns)) for program in programs]
     if eqn.primitive.name == "cond":
         return max(costs, key=lambda cost: (cost.flops, cost.bytes))

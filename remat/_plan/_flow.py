@@ -165,7 +165,7 @@ class _Builder:
         if name == "scan":
             return self._scan(eqn, operands, frame)
         if name == "shard_map":
-            n = frame.devices * eqn.params["mesh"].size
+            n = frame.devices * compat.n_shards(eqn)
             inner = dataclasses.replace(frame.inside(eqn), devices=n)
             return self.body(_called(eqn), operands, inner)
         if name in _CALLS:

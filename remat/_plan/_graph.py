@@ -96,6 +96,34 @@ class Graph:
         """The ids of all values that can be kept."""
         return frozenset(value.id for value in self.values if value.id is not None)
 
+    def share(self, n_devices: int) -> "Graph":
+        """What one of several devices holds and does, if all is split evenly."""
+        if n_devices == 1:
+            return self
+        return dataclasses.replace(
+            self,
+            values=tuple(
+                dataclasses.replace(
+                    value,
+                    bytes=-(-value.bytes // n_devices),
+                    keep_s=value.keep_s / n_devices,
+                )
+                for value in self.values
+            ),
+            equations=tuple(
+                dataclasses.replace(
+                    equation,
+                    flops=equation.flops / n_devices,
+                    matmul_flops=equation.matmul_flops / n_devices,
+                    seconds=equation.seconds / n_devices,
+                )
+                for equation in self.equations
+            ),
+            forward_flops=self.forward_flops / n_devices,
+            forward_matmul_flops=self.forward_matmul_flops / n_devices,
+            forward_s=self.forward_s / n_devices,
+        )
+
 
 def build_graph(
     jaxpr: jec.Jaxpr, rates: Rates, active: Sequence[bool] | None = None

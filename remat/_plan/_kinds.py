@@ -194,6 +194,7 @@ def find_kinds(
     target: Target,
     *,
     allow_offload: bool,
+    n_devices: int = 1,
 ) -> tuple[tuple[Kind, ...], dict[int, str]]:
     """Group the regions that can be planned, and say why the others cannot.
 
@@ -202,6 +203,7 @@ def find_kinds(
         layers: Of these, those in layer scans that can be split.
         target: For times.
         allow_offload: Whether values may wait in host memory.
+        n_devices: Devices that share the step; figures are of one of them.
 
     Returns:
         The kinds, and by index of each outer region left as it is, the reason.
@@ -231,6 +233,8 @@ def find_kinds(
         except GraphError as error:
             left.update((region.index, str(error)) for region in group)
             continue
+        shards = compat.n_shards_around(group[0].eqn)
+        graph = graph.share(max(n_devices // shards, 1))
         hidden = int(link * graph.forward_s) if math.isfinite(link) else 0
         kinds.append(
             Kind(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remat._compare._measure import Setup
+from remat._compare._measure import Setup, n_devices
 from remat._plan._errors import PlanError
 from remat._plan._kinds import Kind, find_kinds
 from remat._plan._meter import Meter
@@ -75,7 +75,13 @@ def open_loss(
     with recorded(loss, args, kwargs) as recording:
         regions = regions_of(recording.closed)
         layers = layers_of(recording.closed)
-    kinds, left = find_kinds(regions, layers, device, allow_offload=allow_offload)
+    kinds, left = find_kinds(
+        regions,
+        layers,
+        device,
+        allow_offload=allow_offload,
+        n_devices=n_devices((args, kwargs)),
+    )
     if not kinds:
         raise _nothing_to_plan(left)
     return Opened(

@@ -16,7 +16,13 @@ from remat._cost._jaxpr import equation_cost, jaxpr_cost
 from remat._cost._ops import matmul_flops
 from remat._cost._xla_remat import added_by_xla, is_within
 from remat._hlo._module import Module
-from remat._jax_compat import REGION_PRIMITIVES, open_jaxpr, source_line, subjaxprs
+from remat._jax_compat import (
+    REGION_PRIMITIVES,
+    n_shards_around,
+    open_jaxpr,
+    source_line,
+    subjaxprs,
+)
 from remat._naming._op_name import parse_op_name
 from remat._report._lines import lines_of
 from remat._report._offloaded import Offload, expected_offload
@@ -170,6 +176,7 @@ def _region(eqn: Any, times: int, in_loop: bool) -> ExpectedRegion:
         if _SCOPE in str(inner.source_info.name_stack)
     ]
     costs = [equation_cost(inner) for inner in again]
+    everywhere = times * n_shards_around(eqn)
     prevent = eqn.params["prevent_cse"]
     return ExpectedRegion(
         module_path=_path(eqn, again),
@@ -178,8 +185,8 @@ def _region(eqn: Any, times: int, in_loop: bool) -> ExpectedRegion:
         prevent_cse=prevent if isinstance(prevent, bool) else any(prevent),
         in_loop=in_loop,
         n_matmuls=times * sum(map(_n_matmuls, again)),
-        matmul_flops=times * sum(cost.matmul_flops for cost in costs),
-        flops=times * sum(cost.flops for cost in costs),
+        matmul_flops=everywhere * sum(cost.matmul_flops for cost in costs),
+        flops=everywhere * sum(cost.flops for cost in costs),
     )
 
 
