@@ -13,7 +13,7 @@ from rich.text import Text
 
 from remat._plan._match import RegionRecord
 from remat._plan._plan_file import Kept, Plan, PlanChoice
-from remat._sizes import format_bytes, format_count, format_seconds
+from remat._sizes import format_bytes, format_count, format_flop, format_seconds
 from remat._targets._target import TargetError, target
 
 MAX_VALUES = 24
@@ -65,7 +65,7 @@ def summary(plan: Plan) -> list[str]:
         f"({format_bytes(plan.predicted_peak_bytes)} predicted), {100 * used:.1f} % of "
         f"the budget of {format_bytes(plan.budget_bytes)}",
         f"recomputes {100 * share:.1f} % of the forward pass "
-        f"({format_count(plan.recompute_flops)}FLOP)" + _step(plan),
+        f"({format_flop(plan.recompute_flops)})" + _step(plan),
         f"{plan.n_compiles} compiles" + _prediction(plan) + _missed(plan),
     ]
     if plan.host_bytes:
@@ -122,7 +122,7 @@ def _choice_title(plan: Plan, choice: PlanChoice) -> str:
     return (
         f"{choice.name}: {where} ({runs} runs); each keeps {format_bytes(choice.bytes)}"
         + (host if choice.host_bytes else "")
-        + f", recomputes {format_count(choice.recompute_flops)}FLOP in {time}"
+        + f", recomputes {format_flop(choice.recompute_flops)} in {time}"
     )
 
 
@@ -174,7 +174,7 @@ def _spared(kept: Kept) -> str:
     if kept.spares_flops is None or kept.spares_s is None:
         return ""
     time = format_seconds(kept.spares_s)
-    return f"{format_count(kept.spares_flops)}FLOP, {time}"
+    return f"{format_flop(kept.spares_flops)}, {time}"
 
 
 def _named_table(plan: Plan) -> Table:
