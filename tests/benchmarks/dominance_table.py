@@ -92,10 +92,11 @@ def _summary(cells: Sequence[Mapping[str, Any]]) -> list[str]:
         points, plans = compiled(cell["points"]), cell["plans"]
         found = [verdict(champion(points, one), one) for one in named.values()]
         planned = [verdict(plans[name], named[name]) for name in plans]
-        counts = [found.count(word) for word in ("better", "equal")]
-        counts += [planned.count(word) for word in ("better", "equal", "no")]
+        counts: list[Any] = [found.count(word) for word in ("better", "equal")]
+        for word in ("better", "equal", "no"):
+            counts.append(planned.count(word) if plans else "–")
         compiles = [plan["n_compiles"] for plan in plans.values()]
-        most = f"{min(compiles)}-{max(compiles)}" if compiles else ""
+        most = f"{min(compiles)}-{max(compiles)}" if compiles else "–"
         row = [cell["model"], cell["target"], len(named), len(points), *counts, most]
         row.append(_first_errors(plans.values()))
         lines.append("| " + " | ".join(map(str, row)) + " |")
@@ -106,7 +107,7 @@ def _first_errors(plans: Iterable[Mapping[str, Any]]) -> str:
     """How far off the peaks of the first solved points were: the middle, the most."""
     errors = [abs(plan["first_prediction_error"] or 0.0) for plan in plans]
     if not errors:
-        return ""
+        return "–"
     return f"{statistics.median(errors):.1%}, at most {max(errors):.1%}"
 
 
